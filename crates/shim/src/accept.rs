@@ -1,12 +1,12 @@
 //! From the kernel's accept queue to a relaying worker: accept loops, limits and back-off.
 //!
 //! Each listener has a task, all on the first worker. A connection goes to the worker with the
-//! fewest connections, with a preference of [`NEAR`] for the first worker. (Two epolls on
+//! fewest connections, with a preference of [`MAX_IMBALANCE`] for the first worker. (Two epolls on
 //! duplicates of a listener share very unevenly: 1,748 to 252 were seen.) Only a listener that no
 //! longer listens ends its loop; errors of accept(2) do not.
 
 use crate::metrics::Metrics;
-use crate::relay::{self, Context, Open};
+use crate::relay::{self, Context, OpenConnection};
 use berth_os::explained;
 use berth_os::socket;
 use std::io;
@@ -21,25 +21,26 @@ use tokio::io::unix::AsyncFd;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc, watch};
 
-/// Connections to accept before other tasks of the worker get their turn, some 3 ms. When all
-/// clients come at one moment, a client without room in the kernel's queue comes again only after a
-/// second.
-const BATCH: usize = 1024;
+/// Number of connections to accept before other tasks of the worker get their turn. Accepting them
+/// takes some 3 ms. When all clients come at one moment, a client that finds no room in the
+/// kernel's queue tries again only after a second.
+const MAX_BATCH: usize = 1024;
 
-/// Longest pause when descriptors or memory ran out; a connection that ends cuts the pause short.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Longest pause of an accept loop after descriptors or memory ran out. A connection that ends cuts
+/// the pause short.
+const MAX_PAUSE: Duration = Duration::from_millis(100);
 
-/// How long the last shim may wait for descriptors, to accept the clients that are left in a queue.
-/// After this time the queued clients give up (client-go: 10 s for a handshake). Connections that
-/// hold the descriptors are not ended.
-const LONGEST_REST: Duration = Duration::from_secs(10);
+/// How long a shim without siblings may wait for descriptors, to accept the clients that are left
+/// in a queue. After this time these clients give up (client-go: 10 s for a handshake). Connections
+/// that hold the descriptors are not ended.
+const MAX_LAST_PAUSE: Duration = Duration::from_secs(10);
 
-/// Connections that the first worker may have beyond any other worker while clients are passed as
-/// sockets. A passed client leaves the shim after some milliseconds, and waking another worker
-/// costs as much as passing the client.
-const NEAR: u64 = 16;
+/// How many more connections the first worker may have than any other worker, while clients are
+/// passed as sockets. A passed client leaves the shim after some milliseconds, and waking another
+/// worker costs as much as passing the client.
+const MAX_IMBALANCE: u64 = 16;
 
-/// The meaning of a failed accept (errors of accept(2)).
+/// Kinds of errors of accept(2). Each kind tells the accept loop what to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AcceptError {
     Empty,
@@ -101,14 +102,15 @@ pub(crate) enum Accepting {
 
 #[derive(Debug)]
 struct AcceptedConnection {
-    open: Open,
+    open: OpenConnection,
     client: TcpStream,
     peer: SocketAddr,
     sent: Option<Vec<u8>>,
 }
 
-/// The queue of connections for a worker. A queue wakes the worker's thread only if the queue was
-/// empty, but each task spawned from another thread wakes the thread (a write to an eventfd).
+/// The queue of accepted connections for a worker. A new connection wakes the worker's thread only
+/// if the queue was empty. A task that is spawned from another thread always wakes the thread (a
+/// write to an eventfd).
 #[derive(Debug)]
 struct WorkerQueue {
     to: mpsc::UnboundedSender<AcceptedConnection>,
@@ -177,20 +179,20 @@ impl Dispatcher {
     /// Accepts from a listener while `accepting` allows it, or until the listener no longer
     /// listens. Runs on the first worker, and calls `runs` when nothing can prevent accepting any
     /// more.
-    pub(crate) fn spawn(
+    pub(crate) fn spawn_accept_loop(
         self: &Arc<Self>,
-        listener: OwnedFd,
+        listener: Arc<OwnedFd>,
         accepting: watch::Receiver<Accepting>,
         runs: impl FnOnce() + Send + 'static,
     ) -> tokio::task::JoinHandle<io::Result<()>> {
         let this = self.clone();
         self.first
-            .spawn(async move { this.accept(listener, accepting, runs).await })
+            .spawn(async move { this.accept_clients(listener, accepting, runs).await })
     }
 
-    async fn accept(
+    async fn accept_clients(
         &self,
-        listener: OwnedFd,
+        listener: Arc<OwnedFd>,
         mut accepting: watch::Receiver<Accepting>,
         runs: impl FnOnce(),
     ) -> io::Result<()> {
@@ -208,21 +210,21 @@ impl Dispatcher {
                 Some(AcceptError::Closed) => return Ok(()),
                 Some(_) => tokio::select! {
                     _ = accepting.wait_for(|now| *now != Accepting::Yes) => break,
-                    () = self.pause() => {}
+                    () = self.pause_after_error() => {}
                 },
             }
         }
-        // If no sibling has a guard of this listener, closing the listener resets the queued
-        // clients, so the queued clients are accepted first. After the time limit they would not
+        // If no sibling has a duplicate of this listener, closing the listener resets the clients
+        // in its queue. So these clients are accepted first. After the time limit they would not
         // wait any longer. The listener is closed on this thread, within microseconds: another
         // thread would have to wake up first.
-        let until = tokio::time::Instant::now() + LONGEST_REST;
+        let until = tokio::time::Instant::now() + MAX_LAST_PAUSE;
         while *accepting.borrow() == Accepting::Rest {
             match self.accept_batch(&listener, u64::MAX) {
                 None => tokio::task::yield_now().await,
                 Some(AcceptError::Empty | AcceptError::Closed) => break,
                 Some(_) if tokio::time::Instant::now() >= until => break,
-                Some(_) => self.pause().await,
+                Some(_) => self.pause_after_error().await,
             }
         }
         drop(listener);
@@ -230,30 +232,30 @@ impl Dispatcher {
     }
 
     /// Waits for a while, or until a connection ends and releases its descriptors.
-    async fn pause(&self) {
+    async fn pause_after_error(&self) {
         tokio::select! {
             () = self.ended.notified() => {}
-            () = tokio::time::sleep(PAUSE) => {}
+            () = tokio::time::sleep(MAX_PAUSE) => {}
         }
     }
 
     /// True if the limit of connections is reached.
     pub(crate) fn is_full(&self) -> bool {
-        self.metrics.open() >= self.limit
+        self.metrics.open_connections() >= self.limit
     }
 
     /// Relays a connection that a sibling accepted.
-    pub(crate) fn take_over(&self, client: TcpStream, peer: SocketAddr, sent: Vec<u8>) {
-        self.dispatch(client, peer, Some(sent));
+    pub(crate) fn take_over_client(&self, client: TcpStream, peer: SocketAddr, sent: Vec<u8>) {
+        self.dispatch_client(client, peer, Some(sent));
     }
 
-    fn dispatch(&self, client: TcpStream, peer: SocketAddr, sent: Option<Vec<u8>>) {
+    fn dispatch_client(&self, client: TcpStream, peer: SocketAddr, sent: Option<Vec<u8>>) {
         let passes = |context: &Context| {
             context.peeks
                 && context
                     .table
                     .borrow()
-                    .pick(|_| true)
+                    .pick_instance(|_| true)
                     .is_some_and(|picked| picked.link.is_some())
         };
         let near = if self
@@ -261,7 +263,7 @@ impl Dispatcher {
             .first()
             .is_some_and(|queue| passes(&queue.context))
         {
-            NEAR
+            MAX_IMBALANCE
         } else {
             0
         };
@@ -269,9 +271,9 @@ impl Dispatcher {
             queue.context.stats.open.load(Relaxed) + if *number > 0 { near } else { 0 }
         };
         if let Some((_, queue)) = self.queues.iter().enumerate().min_by_key(open) {
-            // The worker ends with the shim, and the worker's connections end too.
+            // If the worker has ended, the shim is ending, and this connection ends with it.
             let _ = queue.to.send(AcceptedConnection {
-                open: Open::new(&queue.context),
+                open: OpenConnection::new(&queue.context),
                 client,
                 peer,
                 sent,
@@ -279,17 +281,18 @@ impl Dispatcher {
         }
     }
 
-    /// Accepts up to a batch, while the number of connections is below `limit`. Returns why it
-    /// stopped early.
-    fn accept_batch(&self, listener: &AsyncFd<OwnedFd>, limit: u64) -> Option<AcceptError> {
-        for _ in 0..BATCH {
-            if self.metrics.open() >= limit {
+    /// Accepts up to [`MAX_BATCH`] clients, while there are fewer connections than `limit`. Returns
+    /// why it stopped early.
+    fn accept_batch(&self, listener: &AsyncFd<Arc<OwnedFd>>, limit: u64) -> Option<AcceptError> {
+        for _ in 0..MAX_BATCH {
+            if self.metrics.open_connections() >= limit {
                 if !socket::is_readable(listener.get_ref()) {
                     // No client waits.
                     return Some(AcceptError::Empty);
                 }
-                // In a storm, the kernel's queue holds up all other clients. So a client that waits
-                // for its turn at the gate is rejected, and another client is accepted.
+                // At the limit, clients that should go first wait in the kernel's queue, too. So a
+                // client that waits for its turn at the gate is rejected, and another client is
+                // accepted.
                 let gate = self
                     .queues
                     .first()
@@ -305,15 +308,16 @@ impl Dispatcher {
                 return Some(AcceptError::Exhausted);
             }
             match socket::accept(listener.as_fd()) {
-                Ok((client, peer)) => self.dispatch(client, peer, None),
+                Ok((client, peer)) => self.dispatch_client(client, peer, None),
                 Err(error) => match AcceptError::from_io_error(&error) {
                     AcceptError::Empty => {
-                        // Only an empty queue ends the trouble: at a limit, each connection that
-                        // ends lets one client in, and the next client has to wait again.
+                        // Only an empty queue shows that the shortage is over. At a limit, each
+                        // connection that ends lets one client in, and the next client has to wait
+                        // again.
                         self.troubled.store(false, Relaxed);
                         return Some(AcceptError::Empty);
                     }
-                    // This shim or a sibling ended the listener.
+                    // This shim or a sibling has ended the listener: it does not listen any more.
                     AcceptError::Closed => {
                         self.metrics
                             .count_accept_error(AcceptError::Closed.as_str());
@@ -338,7 +342,7 @@ impl Dispatcher {
             tracing::warn!(
                 code = %explained::CANNOT_ACCEPT,
                 kind,
-                open = self.metrics.open(),
+                open = self.metrics.open_connections(),
                 "cannot accept, trying again: {what}"
             );
         }

@@ -24,22 +24,22 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-/// Most connections at once. Scrapers and probes are few. Each holds a descriptor, and more
-/// descriptors while siblings are asked.
-pub(crate) const CONNECTIONS: usize = 32;
+/// Maximum number of connections to the admin port at once. Each connection holds a descriptor, and
+/// more descriptors while siblings are asked. Scrapers and probes are few.
+pub(crate) const MAX_CONNECTIONS: usize = 32;
 
 /// How long a client may take to send its request's head.
-const HEAD: Duration = Duration::from_secs(5);
+const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long a client may be connected, and how much longer an answer on its way may take.
 /// Afterwards, a scraper that keeps its connection has to open a new connection, and a client that
 /// does not read answers releases its place.
-const CONNECTED: Duration = Duration::from_secs(10);
-const LAST_ANSWER: Duration = Duration::from_secs(5);
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
+const LAST_ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
+const METRICS_CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// The server, listening and not yet answering.
+/// The admin server, which listens and does not answer yet.
 #[derive(Debug)]
 pub(crate) struct Admin {
     listener: TcpListener,
@@ -56,7 +56,7 @@ impl Admin {
 
     /// Answers until dropped.
     pub(crate) async fn serve(self, shim: Shared) {
-        let places = Arc::new(Semaphore::new(CONNECTIONS));
+        let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         let mut troubled = false;
         loop {
             let Ok(place) = places.clone().acquire_owned().await else {
@@ -86,13 +86,14 @@ impl Admin {
                 });
                 let connection = hyper::server::conn::http1::Builder::new()
                     .timer(TokioTimer::new())
-                    .header_read_timeout(shorten_wait(HEAD))
+                    .header_read_timeout(shorten_wait(HEAD_TIMEOUT))
                     .serve_connection(TokioIo::new(stream), service);
                 let mut connection = pin!(connection);
-                let mut served = timeout(shorten_wait(CONNECTED), connection.as_mut()).await;
+                let mut served =
+                    timeout(shorten_wait(CONNECTION_TIMEOUT), connection.as_mut()).await;
                 if served.is_err() {
                     connection.as_mut().graceful_shutdown();
-                    served = timeout(shorten_wait(LAST_ANSWER), connection).await;
+                    served = timeout(shorten_wait(LAST_ANSWER_TIMEOUT), connection).await;
                 }
                 match served {
                     Ok(Ok(())) => {}
@@ -108,16 +109,28 @@ impl Admin {
 }
 
 async fn answer_request(shim: &Shared, request: &Request<Incoming>) -> Response<Full<Bytes>> {
-    const TEXT: &str = "text/plain; charset=utf-8";
+    const TEXT_CONTENT_TYPE: &str = "text/plain; charset=utf-8";
     if request.method() != Method::GET && request.method() != Method::HEAD {
-        return build_response(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET\n".into());
+        return build_response(
+            StatusCode::METHOD_NOT_ALLOWED,
+            TEXT_CONTENT_TYPE,
+            "only GET\n".into(),
+        );
     }
     match request.uri().path() {
-        "/metrics" => build_response(StatusCode::OK, METRICS, shim.all_metrics().await),
-        "/livez" => build_response(StatusCode::OK, TEXT, "ok\n".into()),
-        "/readyz" => match shim.status().await.ready() {
-            Ok(()) => build_response(StatusCode::OK, TEXT, "ok\n".into()),
-            Err(why) => build_response(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{why}\n")),
+        "/metrics" => build_response(
+            StatusCode::OK,
+            METRICS_CONTENT_TYPE,
+            shim.all_metrics().await,
+        ),
+        "/livez" => build_response(StatusCode::OK, TEXT_CONTENT_TYPE, "ok\n".into()),
+        "/readyz" => match shim.status().await.check_ready() {
+            Ok(()) => build_response(StatusCode::OK, TEXT_CONTENT_TYPE, "ok\n".into()),
+            Err(why) => build_response(
+                StatusCode::SERVICE_UNAVAILABLE,
+                TEXT_CONTENT_TYPE,
+                format!("{why}\n"),
+            ),
         },
         "/status" => match shim
             .all_status()
@@ -127,13 +140,13 @@ async fn answer_request(shim: &Shared, request: &Request<Incoming>) -> Response<
             Ok(json) => build_response(StatusCode::OK, "application/json", json + "\n"),
             Err(error) => build_response(
                 StatusCode::INTERNAL_SERVER_ERROR,
-                TEXT,
+                TEXT_CONTENT_TYPE,
                 format!("{error}\n"),
             ),
         },
         _ => build_response(
             StatusCode::NOT_FOUND,
-            TEXT,
+            TEXT_CONTENT_TYPE,
             "no such page: there are /metrics, /livez, /readyz and /status\n".into(),
         ),
     }

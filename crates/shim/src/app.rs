@@ -13,20 +13,20 @@ use crate::backend::probe::{Probe, ProbeKind};
 use crate::backend::prober::{Probers, SupervisorPath};
 use crate::backend::{Table, TableWriter};
 use crate::cluster::Cluster;
-use crate::config::{Config, Listen, PassMode, RISE};
-use crate::drain::{FirstByteWait, drain_connections, is_served};
+use crate::config::{Config, Listen, PassMode, RISE_COUNT};
+use crate::drain::{FirstByteWait, drain_connections, has_listening_instance};
 use crate::gate::{Gate, GateMetrics};
 use crate::handover::run_handover;
 use crate::limits;
 use crate::metrics::Metrics;
 use crate::relay::source::Sources;
-use crate::relay::{Context, Pass, Refusal};
+use crate::relay::{Context, PassRequest, Refusal};
 use crate::share::{ShareMetrics, Sharing};
 use crate::shared::Shared;
 use crate::state::{ShimState, Stop};
 use crate::workers::Workers;
 use berth_keeper::{Keeper, Withdrawal};
-use berth_node::instance::InstanceId;
+use berth_node::instance_id::InstanceId;
 use berth_node::ipc::wire::{Ask, Reply};
 use berth_node::ipc::{self, IncomingRequest};
 use berth_node::registry::{self, BerthDir, RunDir};
@@ -37,7 +37,7 @@ use berth_os::{clock, proc_net, process, socket};
 use humantime::format_duration;
 use prometheus_client::collector::Collector;
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -46,8 +46,9 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-/// Most clients that are held at once: up to 16 KiB of each are kept in memory.
-const HELD: usize = 1024;
+/// Maximum number of clients that wait for an instance at once. Up to 16 KiB of each client are
+/// kept in memory.
+const MAX_HELD: usize = 1024;
 
 /// Time between two tries for a port, within `--bind-wait`.
 const BIND_PAUSE: Duration = Duration::from_millis(250);
@@ -64,7 +65,7 @@ pub enum BuildError {
     /// A shim of this instance runs already.
     #[expect(missing_docs, reason = "the message has both")]
     #[error(
-        "a shim of instance {instance} runs already ({path} answers): stop it, or give another --instance"
+        "a shim of instance {instance} runs already ({path} answers): stop that shim, or give another --instance"
     )]
     Taken { instance: InstanceId, path: String },
     /// A file or option of the probe is wrong.
@@ -73,7 +74,7 @@ pub enum BuildError {
     /// The limit of open files is too low.
     #[expect(missing_docs, reason = "the message has both")]
     #[error(
-        "a limit of {files} open files leaves none for connections ({besides}): raise the hard limit (ulimit -Hn, \
+        "a limit of {files} open files leaves no descriptor for connections ({besides}): raise the hard limit (ulimit -Hn, \
          LimitNOFILE=), or lower --threads"
     )]
     Files { files: u64, besides: String },
@@ -90,9 +91,9 @@ fn system_error(what: &'static str) -> impl FnOnce(io::Error) -> BuildError {
     move |source| BuildError::System { what, source }
 }
 
-/// How a shim ended.
+/// The result of a shim that has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ended {
+pub struct ShimEnd {
     /// Connections that were cut by the drain deadline or a second signal.
     pub cut: u64,
 }
@@ -112,7 +113,7 @@ pub struct Bound {
 
 /// Acquires everything that a shim needs.
 pub async fn build_shim(mut config: Config) -> Result<Bound, BuildError> {
-    let room = Room::from_config(&config)?;
+    let room = Capacity::from_config(&config)?;
     let instance = match config.place.instance.clone() {
         Some(instance) => instance,
         None => InstanceId::random().map_err(|error| {
@@ -120,7 +121,7 @@ pub async fn build_shim(mut config: Config) -> Result<Bound, BuildError> {
         })?,
     };
     let probe = Probe::new(config.probe.clone());
-    probe.check().await.map_err(BuildError::Probe)?;
+    probe.check_files().await.map_err(BuildError::Probe)?;
     let run_dir = RunDir::open(&config.place.run_dir)?;
 
     let sockets = bind_all(&config.place.listen, config.bind_wait).await?;
@@ -128,7 +129,7 @@ pub async fn build_shim(mut config: Config) -> Result<Bound, BuildError> {
         listen.addr = socket::local_address(socket.as_fd())
             .map_err(system_error("read the address of a socket"))?;
     }
-    let berth = run_dir.berth(config.place.berth())?;
+    let berth = run_dir.berth(config.place.berth_address())?;
     let path = berth.socket_path(&instance)?;
     let server = ipc::Server::bind(&path).map_err(|error| match error.kind() {
         io::ErrorKind::AddrInUse => BuildError::Taken {
@@ -146,12 +147,12 @@ pub async fn build_shim(mut config: Config) -> Result<Bound, BuildError> {
     );
     let share = Arc::<Sharing>::default();
     collectors.push(Box::new(ShareMetrics(share.clone())));
-    let writer = TableWriter::new(RISE, config.fall);
+    let writer = TableWriter::new(RISE_COUNT, config.fall);
     let state = watch::Sender::<ShimState>::default();
     let metrics = Metrics::new(
         &instance,
         room.threads,
-        HELD,
+        MAX_HELD,
         writer.subscribe(),
         state.subscribe(),
         collectors,
@@ -177,7 +178,7 @@ pub async fn build_shim(mut config: Config) -> Result<Bound, BuildError> {
         None => None,
     };
     let addresses: Vec<_> = config.place.addresses().collect();
-    let links = || shared.cluster.links(shared.metrics.clone());
+    let links = || shared.cluster.make_links(shared.metrics.clone());
     let keeper = config
         .cluster
         .clone()
@@ -187,7 +188,7 @@ pub async fn build_shim(mut config: Config) -> Result<Bound, BuildError> {
         .map_err(|error| system_error("draw random bytes")(io::Error::other(error)))?;
     tracing::info!(
         version = berth_node::VERSION,
-        berth = %config.place.berth(),
+        berth = %config.place.berth_address(),
         listen = ?addresses,
         instance = %shared.instance,
         backend = config.backend.map(tracing::field::display),
@@ -204,7 +205,7 @@ pub async fn build_shim(mut config: Config) -> Result<Bound, BuildError> {
         node = config.cluster.as_ref().map(|cluster| cluster.node.as_str()),
         "berth"
     );
-    room.warn_if_small(&config);
+    room.warn_if_few_connections(&config);
     if config.probe.ca.is_none() && config.probe.kind == ProbeKind::Https {
         tracing::warn!(
             code = %explained::PROBE_INSECURE,
@@ -223,14 +224,14 @@ pub async fn build_shim(mut config: Config) -> Result<Bound, BuildError> {
     })
 }
 
-/// Threads and connections within the limit of open files.
-struct Room {
+/// Numbers of threads and connections that fit into the limit of open files.
+struct Capacity {
     files: u64,
     threads: usize,
     connections: u64,
 }
 
-impl Room {
+impl Capacity {
     fn from_config(config: &Config) -> Result<Self, BuildError> {
         let files =
             process::raise_file_limit().map_err(system_error("raise the limit of open files"))?;
@@ -248,7 +249,7 @@ impl Room {
         }
     }
 
-    fn warn_if_small(&self, config: &Config) {
+    fn warn_if_few_connections(&self, config: &Config) {
         let Self {
             files,
             threads,
@@ -260,10 +261,10 @@ impl Room {
         {
             tracing::warn!(
                 code = %explained::TOO_MANY_CONNECTIONS,
-                "--max-connections {wanted} is more than a limit of {files} open files allows, {connections} are taken: \
-                 raise the hard limit (ulimit -Hn, LimitNOFILE=)"
+                "--max-connections {wanted} is more than a limit of {files} open files allows: the shim accepts \
+                 {connections}; raise the hard limit (ulimit -Hn, LimitNOFILE=)"
             );
-        } else if config.max_connections.is_none() && connections < limits::FEW {
+        } else if config.max_connections.is_none() && connections < limits::FEW_CONNECTIONS {
             tracing::warn!(
                 code = %explained::FEW_DESCRIPTORS,
                 "a limit of {files} open files leaves room for {connections} connections only ({}): raise the hard limit \
@@ -280,11 +281,11 @@ struct DataPlane {
     workers: Workers,
     dispatcher: Arc<Dispatcher>,
     refusals: mpsc::UnboundedReceiver<Refusal>,
-    passes: mpsc::UnboundedReceiver<Pass>,
+    passes: mpsc::UnboundedReceiver<PassRequest>,
 }
 
 impl DataPlane {
-    fn start(room: &Room, shared: &Shared) -> Result<Self, BuildError> {
+    fn start(room: &Capacity, shared: &Shared) -> Result<Self, BuildError> {
         let workers = Workers::start(room.threads).map_err(system_error("start a thread"))?;
         let (report, refusals) = mpsc::unbounded_channel();
         let (pass, passes) = mpsc::unbounded_channel();
@@ -365,10 +366,10 @@ fn port_error(address: SocketAddr, error: &io::Error) -> BuildError {
     BuildError::Port(match error.raw_os_error() {
         Some(libc::EADDRINUSE) => proc_net::explain_in_use(address),
         Some(libc::EADDRNOTAVAIL) => format!(
-            "{address} is no address of this node: check --listen, or for a virtual IP that may come later add ,freebind"
+            "{address} is no address of this node: check --listen, or add ,freebind to --listen for a virtual IP that the node may get later"
         ),
         Some(libc::EACCES) => {
-            format!("{address}: ports below 1024 need CAP_NET_BIND_SERVICE: take a higher one")
+            format!("{address}: ports below 1024 need CAP_NET_BIND_SERVICE: give a higher port")
         }
         _ => format!("cannot bind {address}: {error}"),
     })
@@ -395,14 +396,14 @@ impl Bound {
         &self.shared.config.place.run_dir
     }
 
-    /// Returns a receiver of the shim's state, for each change.
+    /// Returns a receiver that gets each change of the shim's state.
     pub fn state(&self) -> watch::Receiver<ShimState> {
         self.shared.state.subscribe()
     }
 
-    /// Returns duplicates of the listeners, to steer clients to the joined shim. Close the
-    /// duplicates when the shim no longer listens: an open listener would queue connections that
-    /// nothing accepts.
+    /// Returns duplicates of the listeners, for a caller that steers clients to this shim. Close
+    /// the duplicates when the shim no longer listens: an open listener would queue connections
+    /// that nothing accepts.
     ///
     /// # Errors
     /// Descriptors ran out.
@@ -410,26 +411,26 @@ impl Bound {
         self.sockets.iter().map(OwnedFd::try_clone).collect()
     }
 
-    /// Returns a function that checks that each relaying thread responds, callable at any time.
+    /// Returns a function that tells at any time whether every relaying thread responds.
     pub fn is_alive(&self) -> impl Fn() -> bool + Send + use<> {
         let shared = self.shared.clone();
-        move || !shared.is_blocked()
+        move || !shared.is_worker_blocked()
     }
 
-    /// Returns a function that counts open connections, callable at any time.
-    pub fn open(&self) -> impl Fn() -> u64 + Send + use<> {
+    /// Returns a function that tells at any time how many connections are open.
+    pub fn open_connections_counter(&self) -> impl Fn() -> u64 + Send + use<> {
         let metrics = self.shared.metrics.clone();
-        move || metrics.open()
+        move || metrics.open_connections()
     }
 
-    /// Returns a wait for the first bytes that the instance owes, for a caller that stops the
-    /// instance after the shim has left.
+    /// Lets a caller wait for the first bytes that the instance owes to clients. The caller stops
+    /// the instance afterwards, when the shim has left.
     pub fn first_byte_wait(&self) -> FirstByteWait {
         FirstByteWait::new(self.state(), self.shared.metrics.clone())
     }
 
     /// Serves until `stop` changes and the connections have ended.
-    pub async fn run(self, stop: watch::Receiver<Stop>) -> Ended {
+    pub async fn run(self, stop: watch::Receiver<Stop>) -> ShimEnd {
         let Self {
             shared,
             sockets,
@@ -474,23 +475,25 @@ impl Bound {
         );
         probers.record_refusals(data.refusals);
         if let Some(backend) = config.backend {
-            probers.insert(instance, backend, true, false, SupervisorPath::unrecorded());
+            probers.insert(
+                instance,
+                backend,
+                true,
+                false,
+                SupervisorPath::without_record(),
+            );
         } else if config.discover {
-            tracing::info!(directory = %berth.instances().display(), "serving every instance that is recorded");
+            tracing::info!(directory = %berth.instances_path().display(), "serving every instance that is recorded");
         } else {
-            tracing::info!(%instance, directory = %berth.instances().display(), "waiting for the instance's record");
+            tracing::info!(%instance, directory = %berth.instances_path().display(), "waiting for the instance's record");
         }
         if let Some(preferred) = config.preferred.clone() {
-            let from = if preferred.address.is_ipv4() {
-                Ipv4Addr::LOCALHOST.into()
-            } else {
-                Ipv6Addr::LOCALHOST.into()
-            };
-            let probe = Probe::new(preferred.probe.clone()).from(from);
+            let probe =
+                Probe::new(preferred.probe.clone()).with_loopback_source(preferred.address.ip());
             tasks.spawn(
                 probers
                     .with_probe(probe)
-                    .prefer(preferred, instance.clone()),
+                    .prefer_instance(preferred, instance.clone()),
             );
         }
         let own = OwnShim {
@@ -514,13 +517,18 @@ impl Bound {
             data.passes,
             requests,
         );
-        let keeping_cluster = wait_while_served(keeper.as_mut().map(Keeper::keep));
-        let gate = wait_while_served(shared.gate.as_ref().map(|gate| gate.keep_addresses()));
-        // Guards are held until the last connection has ended.
+        let keeping_cluster = run_part_forever(keeper.as_mut().map(Keeper::keep_slices_and_leases));
+        let gate = run_part_forever(
+            shared
+                .gate
+                .as_ref()
+                .map(|gate| gate.keep_node_addresses_current()),
+        );
+        // The duplicates of siblings' listeners are held until the last connection has ended.
         let cut = tokio::select! {
             cut = wait_until_drained(&shared, config.drain_timeout) => cut,
             () = follow_stop(stop, &shared, withdrawal.as_ref()) => 0,
-            () = join_again(&shared, withdrawal.as_ref()) => 0,
+            () = rejoin_when_ready(&shared, withdrawal.as_ref()) => 0,
             () = keeping_cluster => 0,
             () = gate => 0,
             kept = keeping => {
@@ -531,36 +539,38 @@ impl Bound {
                         "leases cannot be kept"
                     );
                 }
-                metrics.open()
+                metrics.open_connections()
             }
         };
         if let Some(keeper) = &mut keeper
             && shared.stop() != Stop::Now
         {
-            keeper.finish().await;
+            keeper.remove_leases_at_end().await;
         }
-        // Remaining connections are reset with their threads. Nothing serves from here on.
+        // The connections that are left are reset when their threads end. Nothing serves from here
+        // on.
         drop(data.workers);
-        Ended { cut }
+        ShimEnd { cut }
     }
 }
 
 /// Runs an optional part of the shim, and never ends: other parts decide when the shim ends.
-async fn wait_while_served(part: Option<impl Future<Output = ()>>) {
+async fn run_part_forever(part: Option<impl Future<Output = ()>>) {
     if let Some(part) = part {
         part.await;
     }
     std::future::pending::<()>().await;
 }
 
-/// Waits until the shim is stopped and has left, and until its connections have ended.
+/// Waits until the shim has been told to stop and has left, and then until its connections have
+/// ended. Returns the number of connections that are left at the deadline.
 async fn wait_until_drained(shared: &Shared, timeout: Duration) -> u64 {
     let mut state = shared.state.subscribe();
     let _ = state.wait_for(|state| state.stop >= Stop::Drain).await;
     let _ = state
         .wait_for(|state| state.phase == Phase::Left || state.stop == Stop::Now)
         .await;
-    let is_served = |table: &Table| is_served(table, shared.config.discover);
+    let is_served = |table: &Table| has_listening_instance(table, shared.config.discover);
     drain_connections(
         &shared.metrics,
         &shared.ended,
@@ -572,7 +582,7 @@ async fn wait_until_drained(shared: &Shared, timeout: Duration) -> u64 {
     .await
 }
 
-/// Follows the stop requests of the caller.
+/// Carries out the stop requests of the caller.
 async fn follow_stop(
     mut stop: watch::Receiver<Stop>,
     shared: &Shared,
@@ -584,13 +594,13 @@ async fn follow_stop(
             && outside > shared.stop()
             && outside < Stop::Now
         {
-            // A second signal ends this wait.
+            // A second signal ends the wait for the withdrawal.
             tokio::select! {
-                () = withdrawal.withdraw() => {}
+                () = withdrawal.withdraw_slices() => {}
                 Ok(_) = stop.wait_for(|stop| *stop == Stop::Now) => continue,
             }
         }
-        shared.update(|state| state.stop = state.stop.max(outside));
+        shared.update_state(|state| state.stop = state.stop.max(outside));
         if stop.changed().await.is_err() {
             break;
         }
@@ -600,29 +610,29 @@ async fn follow_stop(
 
 /// Undoes `berth drain` when the own instance is ready again as a new process. A preStop hook also
 /// runs for a restart in place, and a native sidecar stays through such a restart.
-async fn join_again(shared: &Shared, withdrawal: Option<&Withdrawal>) {
+async fn rejoin_when_ready(shared: &Shared, withdrawal: Option<&Withdrawal>) {
     let (mut state, mut table) = (shared.state.subscribe(), shared.table.clone());
     while state
         .wait_for(|state| state.stop == Stop::Leave)
         .await
         .is_ok()
     {
-        let drained = table.borrow().own().map(|own| own.started);
+        let drained = table.borrow().own_instance().map(|own| own.started);
         let started_anew = |table: &Arc<Table>| {
-            table.own().is_some_and(|own| {
+            table.own_instance().is_some_and(|own| {
                 Some(own.started) != drained && own.health() == InstanceHealth::Ready
             })
         };
         if table.wait_for(started_anew).await.is_err() {
             break;
         }
-        let undone = shared.update(|state| {
+        let undone = shared.update_state(|state| {
             if state.stop == Stop::Leave {
                 state.stop = Stop::No;
             }
         });
         if undone {
-            withdrawal.inspect(|withdrawal| withdrawal.undo());
+            withdrawal.inspect(|withdrawal| withdrawal.undo_withdrawal());
             tracing::info!("the instance was restarted and is ready: `berth drain` is undone");
         }
     }
@@ -648,9 +658,9 @@ async fn answer_request(
         Ask::Drain | Ask::DrainIfSibling => {
             tracing::info!("drain requested");
             if let Some(withdrawal) = withdrawal {
-                withdrawal.withdraw().await;
+                withdrawal.withdraw_slices().await;
             }
-            shim.update(|state| state.stop = state.stop.max(Stop::Leave));
+            shim.update_state(|state| state.stop = state.stop.max(Stop::Leave));
             Reply::Done
         }
         Ask::Pass | Ask::Join { .. } | Ask::Share(_) => {

@@ -1,4 +1,4 @@
-//! The facts for the keeper, and the keeper's status, with `--cluster`.
+//! Channels between the shim and the keeper, which keeps the Service `kubernetes` (`--cluster`).
 
 use crate::backend::Table;
 use crate::metrics::Metrics;
@@ -8,7 +8,7 @@ use berth_node::terms::{InstanceHealth, Phase};
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// Clones share their state.
+/// The shim's ends of the channels to the keeper. Clones are the ends of the same channels.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Cluster {
     facts: watch::Sender<Facts>,
@@ -17,8 +17,8 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Returns the keeper's ends of the channels.
-    pub(crate) fn links(&self, metrics: Arc<Metrics>) -> Links {
+    /// Returns the ends of the channels that the keeper needs.
+    pub(crate) fn make_links(&self, metrics: Arc<Metrics>) -> Links {
         metrics.register_cluster_requests();
         Links {
             facts: self.facts.subscribe(),
@@ -27,9 +27,9 @@ impl Cluster {
         }
     }
 
-    /// Publishes the facts. With `any`, for a node shim, the facts include the instances that have
-    /// no shim of their own.
-    pub(crate) fn publish(
+    /// Tells the keeper the facts about this shim and its instances. With `any`, for a node shim,
+    /// the facts include the instances that have no shim of their own.
+    pub(crate) fn publish_facts(
         &self,
         phase: Phase,
         sibling: bool,

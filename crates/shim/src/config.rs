@@ -2,7 +2,7 @@
 
 use crate::backend::probe::ProbeConfig;
 use berth_keeper::ClusterConfig;
-use berth_node::instance::InstanceId;
+use berth_node::instance_id::InstanceId;
 use ipnet::IpNet;
 use std::fmt;
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 /// Consecutive good answers that make an instance ready.
-pub const RISE: u32 = 2;
+pub const RISE_COUNT: u32 = 2;
 
 /// The checked options of `berth serve` or `berth run`.
 #[derive(Debug, Clone)]
@@ -21,7 +21,7 @@ pub struct Config {
     pub place: Place,
     /// The instance's address, if configured and not taken from the instance's record.
     pub backend: Option<SocketAddr>,
-    /// An instance that is preferred to the own instance.
+    /// An instance that gets new connections before this shim's own instance.
     pub preferred: Option<Preferred>,
     /// True for a node shim, which serves every instance of the berth.
     pub discover: bool,
@@ -39,9 +39,9 @@ pub struct Config {
     pub hold: Duration,
     /// How long connections may go on after the own instance stopped listening.
     pub drain_timeout: Duration,
-    /// Most connections. `None` for as many as the file limit allows.
+    /// Maximum number of connections. `None` for as many as the file limit allows.
     pub max_connections: Option<u64>,
-    /// Relaying threads. `None` for a thread per core, at most eight.
+    /// Number of relaying threads. `None` for a thread per core, at most eight.
     pub threads: Option<usize>,
     /// TLS handshakes that an instance may have in flight.
     pub max_openings: MaxOpenings,
@@ -58,12 +58,12 @@ pub struct Config {
     pub log_connections: bool,
 }
 
-/// An instance of this host that gets new connections before the own instance, while ready: a
-/// bridge's. The instance does not listen on a loopback address, and is dialled from loopback,
-/// because connections from loopback are not steered.
+/// An instance of this host that gets new connections before this shim's own instance, while it is
+/// ready. A bridge sets this. The instance does not listen on a loopback address, and is dialled
+/// from loopback, because connections from loopback are not steered.
 #[derive(Debug, Clone)]
 pub struct Preferred {
-    /// The ID among the instances of this shim.
+    /// The instance's ID in this shim.
     pub id: InstanceId,
     /// The instance's listen address.
     pub address: SocketAddr,
@@ -125,7 +125,7 @@ impl PassMode {
 /// The berth, the instance, and the directory in which shims meet.
 #[derive(Debug, Clone)]
 pub struct Place {
-    /// At least one; the first names the berth.
+    /// Listen addresses, at least one. The first address names the berth.
     pub listen: Vec<Listen>,
     /// The instance's ID. `None` to draw a random ID.
     pub instance: Option<InstanceId>,
@@ -135,7 +135,7 @@ pub struct Place {
 
 impl Place {
     /// Returns the address that names the berth.
-    pub fn berth(&self) -> SocketAddr {
+    pub fn berth_address(&self) -> SocketAddr {
         self.listen[0].addr
     }
 

@@ -13,32 +13,32 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
-/// How long clients without a first byte may delay the stop of an instance: kube-apiserver closes
-/// its listener at once on SIGTERM, if `--shutdown-delay-duration` is 0.
-const ANSWERING: Duration = Duration::from_secs(5);
+/// How long clients that wait for a first byte may delay the stop of an instance. kube-apiserver
+/// closes its listener at once on SIGTERM, if `--shutdown-delay-duration` is 0.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long the client accepted last may take to send something: the ClientHello comes a round trip
-/// later, and the client already has a connection to the instance.
-const FIRST_BYTES: Duration = Duration::from_millis(500);
+/// Longest wait for the first bytes of the last accepted client. A ClientHello arrives about one
+/// round trip after the connection. The shim has already connected to the instance by then.
+const FIRST_BYTES_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Decides whether an instance can be stopped. `left` is the time since the instance's shim left,
-/// `open` the number of the shim's connections, and `pending` the number of those that wait for a
-/// first byte. Returns the number of connections that will get no first byte, or `None` if the
-/// instance cannot be stopped yet.
-pub fn count_unanswered(left: Duration, pending: u64, open: u64) -> Option<u64> {
+/// `open` the number of the shim's connections, and `pending` the number of connections that wait
+/// for a first byte. Returns the number of connections that will get no first byte, or `None` if
+/// the instance cannot be stopped yet.
+pub fn count_unanswered_if_stoppable(left: Duration, pending: u64, open: u64) -> Option<u64> {
     let waited = if pending > 0 {
-        left >= ANSWERING
+        left >= ANSWER_TIMEOUT
     } else {
-        left >= FIRST_BYTES || open == 0
+        left >= FIRST_BYTES_TIMEOUT || open == 0
     };
     waited.then_some(pending)
 }
 
-/// Time between two checks of the number of pending connections.
-const CHECK: Duration = Duration::from_millis(10);
+/// Time between two checks whether clients still wait for a first byte.
+const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Time between two log lines about the awaited connections.
-const LOGGED: Duration = Duration::from_secs(10);
+/// Time between two log lines about the connections that a leaving shim waits for.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Waits until the own instance of a leaving shim can be stopped.
 #[derive(Debug)]
@@ -59,8 +59,8 @@ impl FirstByteWait {
 
     /// Waits until the shim has left and no client waits for a first byte, for 5 s at most. The
     /// future can be dropped and the method called again.
-    pub async fn wait(&mut self) {
-        // The shim has ended, with its connections.
+    pub async fn wait_until_stoppable(&mut self) {
+        // The wait fails if the shim has ended. Its connections have ended, too.
         let Ok(_) = self
             .state
             .wait_for(|state| state.phase == Phase::Left)
@@ -70,8 +70,12 @@ impl FirstByteWait {
         };
         let left = *self.left.get_or_insert_with(Instant::now);
         loop {
-            match count_unanswered(left.elapsed(), self.metrics.pending(), self.metrics.open()) {
-                None => sleep(CHECK).await,
+            match count_unanswered_if_stoppable(
+                left.elapsed(),
+                self.metrics.pending_connections(),
+                self.metrics.open_connections(),
+            ) {
+                None => sleep(CHECK_INTERVAL).await,
                 Some(0) => return,
                 Some(connections) => {
                     tracing::warn!(
@@ -88,7 +92,7 @@ impl FirstByteWait {
 
 /// True if an instance listens and the shim must outlive the instance's connections: the own
 /// instance, or any instance for a node shim.
-pub(crate) fn is_served(table: &Table, discover: bool) -> bool {
+pub(crate) fn has_listening_instance(table: &Table, discover: bool) -> bool {
     let mut its = table
         .instances
         .iter()
@@ -107,10 +111,10 @@ pub(crate) async fn drain_connections(
     timeout: Duration,
 ) -> u64 {
     let started = Instant::now();
-    let mut log_at = started + LOGGED;
+    let mut log_at = started + LOG_INTERVAL;
     let mut deadline = None;
     loop {
-        let open = metrics.open();
+        let open = metrics.open_connections();
         let ends = state.borrow_and_update().stop == Stop::Now;
         if open == 0 {
             tracing::info!(ms = started.elapsed().as_millis() as u64, "drained");
@@ -138,7 +142,7 @@ pub(crate) async fn drain_connections(
             return open;
         }
         if log_at <= Instant::now() {
-            log_at += LOGGED;
+            log_at += LOG_INTERVAL;
             tracing::info!(connections = open, instance_listens = listens, "draining");
         }
         tokio::select! {
@@ -155,18 +159,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_instance_is_stopped_when_it_owes_nothing_or_for_too_long() {
+    fn an_instance_is_stopped_when_no_client_waits_or_after_the_limit() {
         let moment = Duration::from_millis(1);
         for (left, pending, open, can) in [
             (Duration::ZERO, 0, 0, Some(0)),
-            (FIRST_BYTES - moment, 0, 1, None),
-            (FIRST_BYTES, 0, 1, Some(0)),
-            (FIRST_BYTES, 1, 1, None),
-            (ANSWERING - moment, 2, 3, None),
-            (ANSWERING, 2, 3, Some(2)),
+            (FIRST_BYTES_TIMEOUT - moment, 0, 1, None),
+            (FIRST_BYTES_TIMEOUT, 0, 1, Some(0)),
+            (FIRST_BYTES_TIMEOUT, 1, 1, None),
+            (ANSWER_TIMEOUT - moment, 2, 3, None),
+            (ANSWER_TIMEOUT, 2, 3, Some(2)),
         ] {
             assert_eq!(
-                count_unanswered(left, pending, open),
+                count_unanswered_if_stoppable(left, pending, open),
                 can,
                 "{left:?} {pending} {open}"
             );

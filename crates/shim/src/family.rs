@@ -8,8 +8,8 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use std::fmt;
 
-/// Begins a family. As in a [`Registry`](prometheus_client::registry::Registry), a dot completes
-/// the help text.
+/// Begins a metric family. A dot completes the help text, as in a
+/// [`Registry`](prometheus_client::registry::Registry).
 pub(crate) fn begin_family<'s>(
     to: &'s mut DescriptorEncoder<'_>,
     name: &'s str,

@@ -7,7 +7,7 @@ use crate::backend::Table;
 use crate::family::{encode_counter, encode_family, encode_gauge};
 use crate::relay::outcome::Outcome;
 use crate::state::ShimState;
-use berth_node::instance::InstanceId;
+use berth_node::instance_id::InstanceId;
 use berth_node::terms::{InstanceHealth, Phase};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
@@ -36,7 +36,7 @@ const REVISION: &str = match option_env!("BERTH_REVISION") {
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct WorkerStats {
-    /// Connections distributed to the worker and not ended.
+    /// Connections that were given to the worker and have not ended.
     pub open: AtomicU64,
     /// Open connections with a client that has sent something and has no answer.
     pub pending: AtomicU64,
@@ -81,7 +81,7 @@ fn register_counters<const LABELS: usize>(
 pub struct Metrics {
     registry: Registry,
     workers: Vec<Arc<WorkerStats>>,
-    /// Places for held clients. A taken place is a held client.
+    /// Limits the held clients: each of them has a permit.
     pub held: Arc<Semaphore>,
     held_limit: usize,
     pub connect_seconds: Histogram,
@@ -116,7 +116,7 @@ impl Metrics {
         // Prometheus' own name for a target.)
         let label = ("shim".into(), instance.as_str().to_owned().into());
         let mut registry = Registry::with_labels(std::iter::once(label));
-        let sums = Sums {
+        let sums = MetricSums {
             workers: workers.clone(),
             held: held.clone(),
             held_limit,
@@ -156,7 +156,7 @@ impl Metrics {
             accept_errors: register_counters(
                 to,
                 "berth_accept_errors",
-                "Client connections that could not be accepted, by kind of error; client is harmless",
+                "Client connections that could not be accepted, by kind of error; errors of the kind client are harmless",
                 ["client", "limit", "exhausted", "closed", "unknown"].map(|kind| [("kind", kind)]),
             ),
             renewals: register_counters(
@@ -168,7 +168,7 @@ impl Metrics {
             handover: register_counters(
                 to,
                 "berth_handover_steps",
-                "Steps by which shims hand listeners and connections over, by result",
+                "Steps of handovers of listeners and connections between shims, by result",
                 [
                     ("connect", "refused"),
                     ("connect", "conflict"),
@@ -193,7 +193,7 @@ impl Metrics {
             foreign_listeners: register_metric(
                 to,
                 "berth_foreign_listeners",
-                "Listeners on the shim's port that no shim which answers holds, and that get a share of new connections",
+                "Listeners on the shim's port that belong to no shim that answers and get a share of new connections",
                 Gauge::default(),
             ),
             registry,
@@ -223,11 +223,12 @@ impl Metrics {
         self.renewals.get_or_create(&[("result", result)]).inc();
     }
 
-    /// Makes the counters of a keeper's failed requests exist from the start.
+    /// Creates the counters of the keeper's failed requests, so that they exist before the first
+    /// failure.
     pub(crate) fn register_cluster_requests(&self) {
-        for (request, result) in berth_keeper::REQUESTS
+        for (request, result) in berth_keeper::REQUEST_LABELS
             .iter()
-            .flat_map(|r| berth_keeper::FAILURES.map(|f| (*r, f)))
+            .flat_map(|r| berth_keeper::FAILURE_LABELS.map(|f| (*r, f)))
         {
             drop(
                 self.cluster_requests
@@ -248,24 +249,24 @@ impl Metrics {
         &self.workers
     }
 
-    pub fn open(&self) -> u64 {
+    pub fn open_connections(&self) -> u64 {
         sum_workers(&self.workers, |w| w.open.load(Relaxed))
     }
 
-    pub fn pending(&self) -> u64 {
+    pub fn pending_connections(&self) -> u64 {
         sum_workers(&self.workers, |w| w.pending.load(Relaxed))
     }
 
     /// Returns the number of all connections ever accepted, ended and open.
-    pub fn total(&self) -> u64 {
-        self.open()
+    pub fn total_connections(&self) -> u64 {
+        self.open_connections()
             + sum_workers(&self.workers, |w| {
                 w.ended.iter().map(|ended| ended.load(Relaxed)).sum()
             })
     }
 
     /// Returns the number of connections with sockets that were passed to instances.
-    pub fn injected(&self) -> u64 {
+    pub fn injected_connections(&self) -> u64 {
         sum_workers(&self.workers, |w| {
             w.ended[Outcome::Injected as usize].load(Relaxed)
         })
@@ -283,12 +284,13 @@ impl Metrics {
     }
 }
 
-/// Merges the pages of several shims into a page in Prometheus' text form: each family once, with
-/// the samples of all shims. If heads differ, since a sibling is of another version, the first head
-/// counts. Shims write OpenMetrics, in which a counter's heads lack `_total`.
+/// Merges the pages of several shims into a page in Prometheus' text form: each metric family once,
+/// with the samples of all shims. If its HELP and TYPE lines differ, since a sibling is of another
+/// version, the first ones count. Shims write OpenMetrics, in which these lines have a counter's
+/// name without `_total`.
 pub fn merge_pages(pages: &[String]) -> String {
-    type Heads<'a> = Vec<(&'a str, &'a str)>;
-    let mut families: Vec<(&str, Heads<'_>, Vec<&str>)> = Vec::new();
+    type MetricHeads<'a> = Vec<(&'a str, &'a str)>;
+    let mut families: Vec<(&str, MetricHeads<'_>, Vec<&str>)> = Vec::new();
     for page in pages {
         let mut at = None;
         for line in page
@@ -308,7 +310,8 @@ pub fn merge_pages(pages: &[String]) -> String {
                         }),
                 );
             }
-            // A sample before any head belongs to no family: no shim wrote the page.
+            // A sample without a HELP or TYPE line before it belongs to no family, and no shim
+            // wrote the page.
             let Some((_, heads, samples)) = at.and_then(|at| families.get_mut(at)) else {
                 continue;
             };
@@ -340,9 +343,9 @@ fn sum_workers(workers: &[Arc<WorkerStats>], of: impl Fn(&WorkerStats) -> u64) -
     workers.iter().map(|worker| of(worker)).sum()
 }
 
-/// Values that are computed for each page.
+/// Metrics with values that are computed for each page.
 #[derive(Debug)]
-struct Sums {
+struct MetricSums {
     workers: Vec<Arc<WorkerStats>>,
     held: Arc<Semaphore>,
     held_limit: usize,
@@ -350,7 +353,7 @@ struct Sums {
     state: watch::Receiver<ShimState>,
 }
 
-impl Collector for Sums {
+impl Collector for MetricSums {
     fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
         let build = [("version", berth_node::VERSION), ("revision", REVISION)];
         let help = "1, labeled by the version of the shim and the commit that it was built from";
@@ -383,7 +386,7 @@ impl Collector for Sums {
             help,
             sum(|w| w.replays.load(Relaxed)),
         )?;
-        let help = "Attempts of TLS clients at the shim's own kube-apiserver that ended without a byte of it";
+        let help = "Attempts of TLS clients at the shim's own kube-apiserver that ended without a byte from kube-apiserver";
         encode_counter(
             &mut to,
             "berth_empty_attempts",
@@ -441,7 +444,7 @@ impl Collector for Sums {
                 ConstGauge::new(u64::from(phase == now)),
             )
         });
-        let help = "1 for the state that the shim is in, 0 for the others";
+        let help = "1 for the state that the shim is in, 0 for the other states";
         encode_family(&mut to, "berth_shim_state", help, MetricType::Gauge, states)?;
         let table = self.table.borrow().clone();
         let healths = table.instances.iter().flat_map(|instance| {
@@ -456,7 +459,8 @@ impl Collector for Sums {
                 )
             })
         });
-        let help = "1 for the health of kube-apiserver by its probes, 0 for the others";
+        let help =
+            "1 for the health of kube-apiserver according to the probes, 0 for the other values";
         encode_family(
             &mut to,
             "berth_instance_health",

@@ -1,6 +1,6 @@
 //! The state that changes in the life of a shim.
 
-use berth_node::instance::InstanceId;
+use berth_node::instance_id::InstanceId;
 use berth_node::terms::Phase;
 use std::time::SystemTime;
 
@@ -17,7 +17,7 @@ pub enum Stop {
     Now,
 }
 
-/// The state that changes in the life of a shim.
+/// State of a shim that changes during its life: its phase, and requests to stop.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ShimState {
     /// The phase of the shim's life.

@@ -2,7 +2,7 @@
 
 use crate::shared::Shared;
 use crate::state::ShimState;
-use berth_node::instance::InstanceId;
+use berth_node::instance_id::InstanceId;
 use berth_node::ipc;
 use berth_node::ipc::wire::{self, Ask, InstanceStatus, Reply, Status};
 use berth_node::registry::lease;
@@ -35,7 +35,7 @@ impl Shared {
     pub(crate) async fn own_metrics(&self) -> String {
         let metrics = self.metrics.clone();
         self.kernel
-            .within(ipc::PATIENCE, move || metrics.encode())
+            .call_within(ipc::PATIENCE, move || metrics.encode())
             .await
             .unwrap_or_else(|error| {
                 tracing::warn!(
@@ -83,7 +83,8 @@ impl Shared {
                 lease::list(&berth),
             )
         };
-        let Ok((Ok(boot), Ok(now), Ok(found))) = self.run_dir.within(ipc::PATIENCE, read).await
+        let Ok((Ok(boot), Ok(now), Ok(found))) =
+            self.run_dir.call_within(ipc::PATIENCE, read).await
         else {
             return Vec::new();
         };
@@ -117,13 +118,13 @@ impl Shared {
         let Self {
             config, metrics, ..
         } = self;
-        let connections_injected = match metrics.injected() {
+        let connections_injected = match metrics.injected_connections() {
             0 => 0,
             // If the kernel does not count open sockets, the number of passed connections is an
             // upper bound.
             passed => match self
                 .kernel
-                .within(ipc::PATIENCE / 2, locks::locked_sockets)
+                .call_within(ipc::PATIENCE / 2, locks::count_locked_sockets)
                 .await
             {
                 Ok(Ok(open)) => open,
@@ -152,7 +153,7 @@ impl Shared {
         });
         Status {
             version: wire::STATE_VERSION,
-            berth: config.place.berth(),
+            berth: config.place.berth_address(),
             listen: config.place.addresses().collect(),
             instance: self.instance.clone(),
             discover: config.discover,
@@ -160,13 +161,13 @@ impl Shared {
             pid: std::process::id(),
             state: phase,
             since: format_rfc3339_seconds(since).to_string(),
-            connections_open: metrics.open(),
+            connections_open: metrics.open_connections(),
             connections_injected,
-            connections_pending: metrics.pending(),
-            connections_total: metrics.total(),
+            connections_pending: metrics.pending_connections(),
+            connections_total: metrics.total_connections(),
             held: metrics.held_clients() as u64,
             fail_open: table
-                .pick(|_| true)
+                .pick_instance(|_| true)
                 .is_some_and(|picked| picked.health() == InstanceHealth::Failing),
             foreign_listeners: metrics.foreign_listeners.get().unsigned_abs(),
             instances: instances.collect(),

@@ -14,11 +14,11 @@ use tokio_util::sync::CancellationToken;
 /// Interval of a timer that is always set. A thread that sets a timer earlier than all its other
 /// timers wakes itself once more (a write to an eventfd and a round of epoll), and each connection
 /// that is half closed for a moment sets a timer. The timer with this interval is earlier.
-const TICK: Duration = Duration::from_millis(500);
+const TICK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How long a thread may take to end its connections: a blocked thread would never let the process
 /// end.
-const ENDING: Duration = Duration::from_secs(5);
+const END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The relaying threads. A drop ends the threads and every connection on them.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub(crate) struct Workers {
     handles: Vec<Handle>,
     threads: Vec<JoinHandle<()>>,
     stop: CancellationToken,
-    /// Closed when the last thread has ended: the threads hold the senders.
+    /// Disconnected when the last thread has ended, because each thread holds a sender.
     running: Receiver<()>,
 }
 
@@ -40,7 +40,8 @@ impl Workers {
             stop,
             running,
         };
-        // This sender is dropped before the threads are waited for, if a thread cannot be started.
+        // The sender is moved here so that it is dropped before `workers`. If a thread cannot be
+        // started, the drop of `workers` waits until no sender is left.
         let runs = runs;
         for number in 0..count.max(1) {
             let runtime = Builder::new_current_thread().enable_all().build()?;
@@ -66,21 +67,24 @@ impl Workers {
 }
 
 async fn run_worker(stop: CancellationToken) {
-    while tokio::time::timeout(TICK, stop.cancelled()).await.is_err() {}
+    while tokio::time::timeout(TICK_INTERVAL, stop.cancelled())
+        .await
+        .is_err()
+    {}
 }
 
 impl Drop for Workers {
     fn drop(&mut self) {
         self.stop.cancel();
-        if self.running.recv_timeout(shorten_wait(ENDING)) == Err(RecvTimeoutError::Timeout) {
-            // The thread ends with the process.
+        if self.running.recv_timeout(shorten_wait(END_TIMEOUT)) == Err(RecvTimeoutError::Timeout) {
+            // A thread that does not end in time ends with the process.
             return tracing::error!(
                 code = %explained::THREAD_DOES_NOT_END,
                 "a relaying thread does not end, and is not waited for"
             );
         }
         for thread in self.threads.drain(..) {
-            // A panic was printed by the thread.
+            // A thread that has panicked has printed that already.
             let _ = thread.join();
         }
     }

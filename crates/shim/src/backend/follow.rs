@@ -7,7 +7,7 @@
 //! expiry.
 
 use crate::backend::prober::{Probers, SupervisorPath};
-use berth_node::instance::InstanceId;
+use berth_node::instance_id::InstanceId;
 use berth_node::registry::BerthDir;
 use berth_node::registry::instance::{self, HeldRecord, IgnoredFile};
 use berth_node::registry::lease::{self, Lease};
@@ -21,14 +21,15 @@ use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
 /// Longest wait for a read of the directory.
-const PATIENCE: Duration = Duration::from_secs(10);
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone)]
 pub(crate) struct OwnShim {
     pub(crate) id: InstanceId,
-    /// The instance's address was configured. A record of the instance is ignored.
+    /// True if the instance's address was configured. A record of this instance is ignored then.
     pub(crate) given: bool,
-    /// True for a node shim: an instance with its own shim is only a fallback.
+    /// True if this shim serves all instances of the node. An instance with a shim of its own is
+    /// only a fallback then.
     pub(crate) any: bool,
 }
 
@@ -36,24 +37,25 @@ pub(crate) struct OwnShim {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct LiveInstance {
     address: SocketAddr,
-    /// The record's inode, if the instance is recorded. The record of a successor may have
-    /// identical content.
+    /// Inode of the instance's record, if there is a record. The record of the next process may
+    /// have the same content.
     inode: Option<u64>,
 }
 
-/// The known content of a berth's directory.
+/// Content of the run directory, as last read.
 #[derive(Debug, Clone, Default)]
 struct RunDirContents {
     live: BTreeMap<InstanceId, LiveInstance>,
-    /// The records of recorded instances.
+    /// Instances' records that are kept open. The lock on a record shows whether its instance is
+    /// alive.
     held: BTreeMap<InstanceId, HeldRecord>,
     leases: Vec<Lease>,
-    /// Instances with a live shim, without the own instance.
+    /// Instances that have a live shim. This shim's own instance is left out.
     shimmed: BTreeSet<InstanceId>,
     problems: BTreeSet<IgnoredFile>,
 }
 
-/// Reads records and leases. A lease that exists and cannot be read holds as last read, in `known`.
+/// Reads records and leases. If a lease exists and cannot be read, the lease in `known` counts.
 fn read_run_dir(berth: &BerthDir, own: &OwnShim, known: &[Lease]) -> io::Result<RunDirContents> {
     let mut found = RunDirContents {
         leases: lease::list(berth)?.found,
@@ -92,13 +94,13 @@ fn read_run_dir(berth: &BerthDir, own: &OwnShim, known: &[Lease]) -> io::Result<
         .into_iter()
         .filter(|held| !(own.given && held.record().instance == own.id))
     {
-        found.hold(held);
+        found.add_held(held);
     }
     Ok(found)
 }
 
 impl RunDirContents {
-    fn hold(&mut self, held: HeldRecord) {
+    fn add_held(&mut self, held: HeldRecord) {
         let id = held.record().instance.clone();
         let live = LiveInstance {
             address: held.record().address,
@@ -114,7 +116,7 @@ impl RunDirContents {
     ///
     /// If the directory cannot be read, returns the known content without the ended instances, and
     /// an error.
-    fn read_again(mut self, berth: &BerthDir, own: &OwnShim) -> (Self, io::Result<()>) {
+    fn read_run_dir_again(mut self, berth: &BerthDir, own: &OwnShim) -> (Self, io::Result<()>) {
         let found = read_run_dir(berth, own, &self.leases);
         if let Err(error) = instance::prune(berth, SystemTime::now()) {
             tracing::debug!(%error, "cannot prune instance records");
@@ -126,7 +128,7 @@ impl RunDirContents {
             Ok(mut found) => {
                 for (id, before) in alive {
                     if !found.held.contains_key(&id) {
-                        found.hold(before);
+                        found.add_held(before);
                     }
                 }
                 (found, Ok(()))
@@ -145,7 +147,7 @@ impl RunDirContents {
     }
 }
 
-/// Follows a berth until dropped.
+/// Follows the run directory, and tells the probers of its instances. Ends only when dropped.
 pub(crate) async fn follow_berth(
     berth: BerthDir,
     own: OwnShim,
@@ -158,7 +160,9 @@ pub(crate) async fn follow_berth(
     loop {
         let (before, directory, shim) = (known.clone(), berth.clone(), own.clone());
         let looked = files
-            .within(PATIENCE, move || before.read_again(&directory, &shim))
+            .call_within(READ_TIMEOUT, move || {
+                before.read_run_dir_again(&directory, &shim)
+            })
             .await;
         let (found, read) = looked.unwrap_or_else(|error| (known.clone(), Err(error)));
         match read {
@@ -187,7 +191,7 @@ pub(crate) async fn follow_berth(
             probers.set_fallback(id, own.any && found.shimmed.contains(id));
         }
         known = found;
-        watch.changed().await;
+        watch.wait_for_change().await;
     }
 }
 
@@ -224,9 +228,9 @@ mod tests {
     /// Puts a lease into place as a later version of berth would, in a format that this version
     /// does not read.
     fn write_newer_format(berth: &BerthDir, id: &str) {
-        let new = berth.leases().join(format!(".{id}.lease.new"));
+        let new = berth.leases_path().join(format!(".{id}.lease.new"));
         std::fs::write(&new, r#"{"version": 2}"#).unwrap();
-        std::fs::rename(new, berth.leases().join(format!("{id}.json"))).unwrap();
+        std::fs::rename(new, berth.leases_path().join(format!("{id}.json"))).unwrap();
     }
 
     fn find_instance(table: &Table, id: &str) -> Option<(SocketAddr, u64)> {
@@ -237,7 +241,7 @@ mod tests {
         Some((found.address, found.started))
     }
 
-    /// A followed berth, and the table of its instances.
+    /// A run directory that is followed, and the table of its instances.
     struct FollowedBerth {
         _temp: TempDir,
         berth: BerthDir,

@@ -5,12 +5,13 @@
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Longest time between two samples, and the least number of samples without an ended handshake.
-const INTERVAL: Duration = Duration::from_millis(250);
-const SAMPLES: u32 = 8;
+/// Longest time between two samples of the handshakes, and how many samples without an ended
+/// handshake show a hang, at least.
+const MAX_INTERVAL: Duration = Duration::from_millis(250);
+const MIN_SAMPLES: u32 = 8;
 
-/// Handshakes of this shim's clients at an instance. All relaying threads count, without a lock or
-/// a clock.
+/// Numbers of TLS handshakes that this shim's clients have at an instance. All relaying threads
+/// count here, without a lock or a clock.
 #[derive(Debug, Default)]
 pub(crate) struct Handshakes {
     in_flight: AtomicU32,
@@ -19,7 +20,7 @@ pub(crate) struct Handshakes {
 
 impl Handshakes {
     /// Counts a handshake as in flight: a complete ClientHello is sent to the instance.
-    pub(crate) fn begin(&self) -> Handshake<'_> {
+    pub(crate) fn begin_handshake(&self) -> Handshake<'_> {
         self.in_flight.fetch_add(1, Relaxed);
         Handshake(self)
     }
@@ -30,7 +31,7 @@ pub(crate) struct Handshake<'a>(&'a Handshakes);
 
 impl Handshake<'_> {
     /// Counts the handshake as ended: the instance answered or ended the connection.
-    pub(crate) fn end(self) {
+    pub(crate) fn end_handshake(self) {
         self.0.ended.fetch_add(1, Relaxed);
     }
 }
@@ -41,8 +42,8 @@ impl Drop for Handshake<'_> {
     }
 }
 
-/// The number of samples in which handshakes were in flight and none ended. Time without samples
-/// does not count, because this process may have been stopped.
+/// Finds out whether an instance hangs. Counts the samples in which handshakes were in flight and
+/// none ended. Time without samples does not count, because this process may have been stopped.
 #[derive(Debug)]
 pub(super) struct HangDetector {
     /// Time between two samples.
@@ -55,12 +56,12 @@ pub(super) struct HangDetector {
 }
 
 impl HangDetector {
-    /// A hang is certain when no handshake has ended for `timeout`.
+    /// Makes a detector for which a hang is certain when no handshake has ended for `timeout`.
     pub(super) fn new(timeout: Duration) -> Self {
-        let samples = SAMPLES.max(
+        let samples = MIN_SAMPLES.max(
             timeout
                 .as_millis()
-                .div_ceil(INTERVAL.as_millis())
+                .div_ceil(MAX_INTERVAL.as_millis())
                 .try_into()
                 .unwrap_or(u32::MAX),
         );
@@ -72,7 +73,7 @@ impl HangDetector {
         }
     }
 
-    pub(super) fn sample(&mut self, handshakes: &Handshakes) {
+    pub(super) fn sample_handshakes(&mut self, handshakes: &Handshakes) {
         let (in_flight, ended) = (
             handshakes.in_flight.load(Relaxed),
             handshakes.ended.load(Relaxed),
@@ -87,13 +88,14 @@ impl HangDetector {
         }
     }
 
-    /// True if one client waits. A single client may wait because of the bytes that it sent.
+    /// True if at least one client has waited for too long. A single client may wait because of the
+    /// bytes that it sent.
     pub(super) fn is_suspect(&self) -> bool {
         self.still[0] > self.samples
     }
 
-    /// True if two clients wait, or if one client waits and the last probe failed. After true,
-    /// counting starts over.
+    /// True if two clients have waited for too long, or if one client has and the last probe
+    /// failed. Counting starts over then.
     pub(super) fn is_certain(&mut self, is_well: bool) -> bool {
         let is = self.still[1] > self.samples || self.is_suspect() && !is_well;
         if is {
@@ -108,24 +110,24 @@ mod tests {
     use super::*;
 
     fn take_samples(detector: &mut HangDetector, handshakes: &Handshakes, times: u32) {
-        (0..times).for_each(|_| detector.sample(handshakes));
+        (0..times).for_each(|_| detector.sample_handshakes(handshakes));
     }
 
     #[test]
     fn two_waiting_clients_or_one_and_a_failed_probe_mean_a_hang() {
         let mut now = HangDetector::new(Duration::from_secs(2));
-        let (handshakes, all) = (Handshakes::default(), SAMPLES + 1);
+        let (handshakes, all) = (Handshakes::default(), MIN_SAMPLES + 1);
         take_samples(&mut now, &handshakes, 2 * all);
         assert!(
             !now.is_suspect() && !now.is_certain(false),
             "no client waits"
         );
-        let one = handshakes.begin();
+        let one = handshakes.begin_handshake();
         take_samples(&mut now, &handshakes, all - 1);
         assert!(!now.is_suspect());
         take_samples(&mut now, &handshakes, 1);
         assert!(now.is_suspect() && !now.is_certain(true));
-        let two = handshakes.begin();
+        let two = handshakes.begin_handshake();
         take_samples(&mut now, &handshakes, all - 1);
         assert!(!now.is_certain(true), "the second has just begun");
         take_samples(&mut now, &handshakes, 1);
@@ -136,7 +138,7 @@ mod tests {
         drop(two);
         take_samples(&mut now, &handshakes, all);
         assert!(!now.is_certain(true) && now.is_certain(false));
-        one.end();
+        one.end_handshake();
         take_samples(&mut now, &handshakes, all);
         assert!(!now.is_certain(false));
     }
@@ -145,15 +147,15 @@ mod tests {
     fn one_ended_handshake_disproves_a_hang_and_an_abandoned_one_does_not() {
         let mut now = HangDetector::new(Duration::from_secs(2));
         let handshakes = Handshakes::default();
-        let _storm: Vec<_> = (0..100).map(|_| handshakes.begin()).collect();
+        let _storm: Vec<_> = (0..100).map(|_| handshakes.begin_handshake()).collect();
         for _ in 0..50 {
-            take_samples(&mut now, &handshakes, SAMPLES);
-            handshakes.begin().end();
+            take_samples(&mut now, &handshakes, MIN_SAMPLES);
+            handshakes.begin_handshake().end_handshake();
             assert!(!now.is_certain(false));
         }
-        for _ in 0..=SAMPLES + 1 {
-            drop(handshakes.begin());
-            now.sample(&handshakes);
+        for _ in 0..=MIN_SAMPLES + 1 {
+            drop(handshakes.begin_handshake());
+            now.sample_handshakes(&handshakes);
         }
         assert!(now.is_certain(true));
     }

@@ -8,9 +8,9 @@ pub enum Observation {
     Pass,
     /// The probe got another answer or none, but the port is open.
     Fail,
-    /// Like [`Observation::Fail`], until a configuration changes: the apiserver does not accept the
-    /// probe's credentials, or the probe does not accept the apiserver's TLS (its certificate, its
-    /// algorithms).
+    /// Like [`Observation::Fail`], but this lasts until a configuration changes. The apiserver does
+    /// not accept the probe's credentials, or the probe does not accept the apiserver's TLS (its
+    /// certificate, its algorithms).
     Rejected,
     /// Handshakes of clients are in flight, and none ends: the instance is stuck, whatever the
     /// result of the probe.
@@ -19,13 +19,13 @@ pub enum Observation {
     Refused,
 }
 
-/// The state machine of an instance.
+/// Computes the health of an instance from observations.
 #[derive(Debug, Clone)]
 pub(crate) struct HealthTracker {
     rise: u32,
     fall: u32,
     health: InstanceHealth,
-    /// Consecutive answers that contradict `health`.
+    /// Number of consecutive observations that contradict `health`.
     against: u32,
 }
 
@@ -45,7 +45,8 @@ impl HealthTracker {
         self.health
     }
 
-    /// True on the way to ready: the next probe follows at once.
+    /// True if the instance is not ready, but its last probe passed. The next probe follows at
+    /// once.
     pub(crate) fn is_rising(&self) -> bool {
         self.health != InstanceHealth::Ready && self.against > 0
     }
@@ -64,8 +65,8 @@ impl HealthTracker {
             (InstanceHealth::Unready | InstanceHealth::Failing, Observation::Pass) => {
                 (self.rise, InstanceHealth::Ready)
             }
-            // The next process at the port will be a new process, so the instance starts again from
-            // unready.
+            // Nothing listens, so the next process at the port is a new one. The instance starts
+            // again from unready.
             (_, Observation::Refused) => (0, InstanceHealth::Unready),
             (health, _) => (0, health),
         };

@@ -1,10 +1,10 @@
 //! The instances that can get connections.
 //!
 //! [`Table`] is a snapshot without locks, from which the relay picks; only [`TableWriter`] changes
-//! it. [`Table::pick`] alone decides which instance gets a new connection (while leaving:
-//! [`Table::pick_leaving`]). Other code decides which shim relays the bytes, and whether the socket
-//! is passed to a `supervisor` instead. `prober` probes the instances, [`probe`] is one probe, and
-//! [`health`] derives an instance's state from consecutive results.
+//! it. [`Table::pick_instance`] alone decides which instance gets a new connection (while leaving:
+//! [`Table::pick_instance_while_leaving`]). Other code decides which shim relays the bytes, and
+//! whether the socket is passed to a `supervisor` instead. `prober` probes the instances, [`probe`]
+//! is one probe, and [`health`] derives an instance's state from consecutive results.
 
 pub(crate) mod follow;
 pub(crate) mod hang;
@@ -13,7 +13,7 @@ pub mod probe;
 pub(crate) mod prober;
 pub(crate) mod supervisor;
 
-use berth_node::instance::InstanceId;
+use berth_node::instance_id::InstanceId;
 use berth_node::terms::InstanceHealth;
 use hang::Handshakes;
 use health::{HealthTracker, Observation};
@@ -29,12 +29,12 @@ pub struct BackendInstance {
     pub id: InstanceId,
     pub address: SocketAddr,
     pub own: bool,
-    /// True if the instance is used only while no other is ready: a node shim leaves an instance to
-    /// the instance's own shim.
+    /// True if the instance is used only while no other is ready. A shim for the whole node leaves
+    /// an instance to that instance's own shim.
     pub fallback: bool,
     tracker: HealthTracker,
-    /// The instance hangs: its probe fails, and clients that wait for its first byte are better
-    /// served elsewhere.
+    /// True if the instance hangs: its probe fails, and clients that wait for its first byte are
+    /// better served elsewhere.
     pub(crate) hangs: bool,
     pub(crate) handshakes: Arc<Handshakes>,
     /// A number that changes when a new process has the address, and when a refusal makes the
@@ -61,7 +61,8 @@ impl BackendInstance {
         self.tracker.health()
     }
 
-    /// True on the way to ready: the next probe follows at once.
+    /// True if the instance is not ready, but its last probe passed. The next probe follows at
+    /// once.
     pub(crate) fn is_rising(&self) -> bool {
         self.tracker.is_rising()
     }
@@ -83,7 +84,10 @@ impl Table {
     /// instance, else (fail open) an instance that was ready and has not refused since. Among
     /// failing instances, those that hang come last. `usable` excludes instances that the
     /// connection has tried.
-    pub fn pick(&self, usable: impl Fn(&BackendInstance) -> bool) -> Option<&BackendInstance> {
+    pub fn pick_instance(
+        &self,
+        usable: impl Fn(&BackendInstance) -> bool,
+    ) -> Option<&BackendInstance> {
         let with = |health, hangs| {
             let is_fit =
                 |i: &&BackendInstance| i.health() == health && i.hangs == hangs && usable(i);
@@ -99,7 +103,7 @@ impl Table {
     /// comes before the own instance, which may have got SIGTERM together with the shim and still
     /// pass its probe. The own instance may finish a TLS handshake now and end the request without
     /// an answer.
-    pub fn pick_leaving(
+    pub fn pick_instance_while_leaving(
         &self,
         usable: impl Fn(&BackendInstance) -> bool,
     ) -> Option<&BackendInstance> {
@@ -107,15 +111,15 @@ impl Table {
             .instances
             .iter()
             .find(|i| !i.own && i.health() == InstanceHealth::Ready && usable(i));
-        sibling.or_else(|| self.pick(usable))
+        sibling.or_else(|| self.pick_instance(usable))
     }
 
-    pub fn own(&self) -> Option<&BackendInstance> {
+    pub fn own_instance(&self) -> Option<&BackendInstance> {
         self.instances.iter().find(|i| i.own)
     }
 }
 
-/// Keeps the [`Table`]: the only writer, on the control runtime.
+/// Changes the [`Table`], as its only writer. Runs on the control runtime.
 #[derive(Debug)]
 pub struct TableWriter {
     table: watch::Sender<Arc<Table>>,
@@ -125,7 +129,8 @@ pub struct TableWriter {
 }
 
 impl TableWriter {
-    /// Makes an empty table. `rise` and `fall` decide about the health of instances.
+    /// Makes an empty table. `rise` good or `fall` bad probes in a row change the health of an
+    /// instance.
     pub fn new(rise: u32, fall: u32) -> Self {
         Self {
             table: watch::Sender::new(Arc::default()),
@@ -195,8 +200,8 @@ impl TableWriter {
         }
     }
 
-    /// Records an observation of an instance in an epoch, with its text. Returns the health before
-    /// and after, or `None` for an instance or epoch that has ended.
+    /// Records an observation of an instance in an epoch. `words` describes the observation.
+    /// Returns the health before and after, or `None` for an instance or epoch that has ended.
     pub fn observe(
         &mut self,
         id: &InstanceId,
@@ -206,7 +211,7 @@ impl TableWriter {
     ) -> Option<(InstanceHealth, InstanceHealth)> {
         let (next_epoch, rejected) = (self.draw_epoch(), seen == Observation::Rejected);
         let mut observed = None;
-        self.update(id, |instance| {
+        self.update_instance(id, |instance| {
             if instance.epoch != epoch {
                 return false;
             }
@@ -223,7 +228,7 @@ impl TableWriter {
                     instance.epoch = next_epoch;
                 }
             }
-            // Not every probe wakes the receivers.
+            // Only a change wakes the receivers, and not every probe.
             let changed = before != after
                 || hung != hangs
                 || *instance.last_probe != *words
@@ -237,31 +242,31 @@ impl TableWriter {
     }
 
     pub(crate) fn set_fallback(&self, id: &InstanceId, fallback: bool) {
-        self.update(id, |instance| {
+        self.update_instance(id, |instance| {
             std::mem::replace(&mut instance.fallback, fallback) != fallback
         });
     }
 
     pub(crate) fn set_version(&self, id: &InstanceId, version: Option<Arc<str>>) {
-        self.update(id, |instance| {
+        self.update_instance(id, |instance| {
             instance.version = version;
             true
         });
     }
 
     pub(crate) fn set_link(&self, id: &InstanceId, link: Option<Arc<Link>>) {
-        self.update(id, |instance| {
+        self.update_instance(id, |instance| {
             std::mem::replace(&mut instance.link, link).is_some() || instance.link.is_some()
         });
     }
 
-    pub(crate) fn set_relayed(&self, id: &InstanceId, why: &str) {
-        self.update(id, |instance| {
+    pub(crate) fn set_relay_reason(&self, id: &InstanceId, why: &str) {
+        self.update_instance(id, |instance| {
             instance.relayed.replace(why.into()).is_none()
         });
     }
 
-    pub(crate) fn find(&self, id: &InstanceId) -> Option<BackendInstance> {
+    pub(crate) fn find_instance(&self, id: &InstanceId) -> Option<BackendInstance> {
         self.table
             .borrow()
             .instances
@@ -271,7 +276,7 @@ impl TableWriter {
     }
 
     /// Changes an instance. Receivers are woken if `change` returns true.
-    fn update(&self, id: &InstanceId, change: impl FnOnce(&mut BackendInstance) -> bool) {
+    fn update_instance(&self, id: &InstanceId, change: impl FnOnce(&mut BackendInstance) -> bool) {
         self.table.send_if_modified(|table| {
             Arc::make_mut(table)
                 .instances
@@ -301,16 +306,16 @@ mod tests {
     }
 
     fn observe(writer: &mut TableWriter, id: &InstanceId, seen: Observation) {
-        let epoch = writer.find(id).unwrap().epoch;
+        let epoch = writer.find_instance(id).unwrap().epoch;
         writer.observe(id, epoch, seen, "").unwrap();
     }
 
     fn pick_id(writer: &TableWriter) -> Option<InstanceId> {
-        writer.table().pick(|_| true).map(|i| i.id.clone())
+        writer.table().pick_instance(|_| true).map(|i| i.id.clone())
     }
 
     #[test]
-    fn own_first_then_sibling_then_fail_open() {
+    fn the_own_instance_is_picked_then_a_sibling_then_any_instance() {
         let (mut writer, own, sibling) = make_writer();
         assert_eq!(pick_id(&writer), None, "none was ready yet");
         observe(&mut writer, &sibling, Observation::Pass);
@@ -346,8 +351,12 @@ mod tests {
     #[test]
     fn a_leaving_shim_prefers_a_ready_sibling() {
         let (mut writer, own, sibling) = make_writer();
-        let leaving =
-            |writer: &TableWriter| writer.table().pick_leaving(|_| true).map(|i| i.id.clone());
+        let leaving = |writer: &TableWriter| {
+            writer
+                .table()
+                .pick_instance_while_leaving(|_| true)
+                .map(|i| i.id.clone())
+        };
         observe(&mut writer, &own, Observation::Pass);
         assert_eq!(leaving(&writer), Some(own.clone()), "no other is ready");
         observe(&mut writer, &sibling, Observation::Pass);
@@ -375,7 +384,7 @@ mod tests {
     fn a_refusal_of_an_earlier_epoch_does_not_count_in_the_next() {
         let (mut writer, own, _) = make_writer();
         observe(&mut writer, &own, Observation::Pass);
-        let old = writer.find(&own).unwrap().epoch;
+        let old = writer.find_instance(&own).unwrap().epoch;
         observe(&mut writer, &own, Observation::Refused);
         observe(&mut writer, &own, Observation::Pass);
         assert!(
@@ -387,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_record_starts_anew() {
+    fn an_instance_with_a_new_record_is_not_ready_yet() {
         let (mut writer, own, _) = make_writer();
         observe(&mut writer, &own, Observation::Pass);
         assert!(
@@ -403,8 +412,8 @@ mod tests {
         assert_eq!(pick_id(&writer), None);
     }
 
-    /// Every connection that is opened or held waits for the table, and an instance that refuses is
-    /// probed ten times a second.
+    /// Every connection that is opened or held waits for a change of the table, and an instance
+    /// that refuses is probed ten times a second.
     #[test]
     fn an_answer_that_changes_nothing_wakes_no_receiver() {
         let (mut writer, own, _) = make_writer();
@@ -417,7 +426,7 @@ mod tests {
             (Observation::Pass, "still nothing", false),
         ] {
             table.mark_unchanged();
-            let epoch = writer.find(&own).unwrap().epoch;
+            let epoch = writer.find_instance(&own).unwrap().epoch;
             writer.observe(&own, epoch, seen, words).unwrap();
             assert_eq!(table.has_changed().unwrap(), changes, "{seen:?} {words}");
         }

@@ -8,7 +8,7 @@ use super::health::Observation;
 use berth_cluster::http;
 use berth_cluster::tls::{self, TlsError};
 use berth_os::explained;
-use berth_os::file::{decode_text, open_regular, read_open_small, read_small};
+use berth_os::file::{decode_text, open_regular_file, read_open_small, read_small};
 use berth_os::off_thread::OffThread;
 use http_body_util::Full;
 use hyper::body::Bytes;
@@ -16,7 +16,7 @@ use hyper::{Request, StatusCode, header};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, InvalidMessage};
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,9 +26,9 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 
-/// Longest wait for the files at the start. As a node boots, its disk may take seconds, and a shim
-/// that ended would be restarted later and later.
-const START: Duration = Duration::from_secs(30);
+/// How long a shim waits for the probe's files when it starts. As a node boots, its disk may take
+/// seconds. A shim that ended because of that would be restarted later and later.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Most bytes of an answer that are read; `/readyz?verbose` has some 3 KB.
 const BODY_LIMIT: usize = 64 * 1024;
@@ -65,13 +65,13 @@ pub struct ProbeConfig {
 }
 
 impl ProbeConfig {
-    /// Like [`Probe::check`], but blocks while the files are read.
+    /// Like [`Probe::check_files`], but blocks while the files are read.
     ///
     /// # Errors
     /// A sentence naming the file, the option and the cause.
     pub fn check(&self) -> Result<(), String> {
         match self.kind {
-            ProbeKind::Https => Files::new(self.clone()).read().map(drop),
+            ProbeKind::Https => Files::new(self.clone()).read_credentials().map(drop),
             ProbeKind::Tcp => Ok(()),
         }
     }
@@ -105,17 +105,18 @@ type BodyResult = Result<Bytes, Answer>;
 pub struct Probe {
     files: Arc<Files>,
     reading: OffThread,
-    /// The address to dial from, where the kernel's choice is wrong.
+    /// Source address of the probe's connections. `None` if the kernel chooses it.
     source: Option<IpAddr>,
 }
 
-/// The files of a probe.
+/// The files of a probe: CA, certificate, key and token.
 #[derive(Debug)]
 struct Files {
     config: ProbeConfig,
     /// The credentials as last read.
     read: Mutex<Option<Credentials>>,
-    /// True if [`read_linked`] found that a file was replaced behind its mount.
+    /// True if a file was replaced on the node while the container still has the old file (see
+    /// [`read_file_and_link_state`]).
     replaced: AtomicBool,
 }
 
@@ -128,7 +129,7 @@ struct Credentials {
 }
 
 impl Probe {
-    /// Makes a probe. Each probe reads the files.
+    /// Makes a probe, which reads its files anew each time that it is used.
     pub fn new(config: ProbeConfig) -> Self {
         Self {
             files: Arc::new(Files::new(config)),
@@ -137,9 +138,15 @@ impl Probe {
         }
     }
 
-    /// Dials from `source`: connections from loopback are not steered.
+    /// Connects from the loopback address of this address's family. The kernel does not steer
+    /// connections from loopback to another instance.
     #[must_use]
-    pub fn from(self, source: IpAddr) -> Self {
+    pub fn with_loopback_source(self, to: IpAddr) -> Self {
+        let source = if to.is_ipv4() {
+            Ipv4Addr::LOCALHOST.into()
+        } else {
+            Ipv6Addr::LOCALHOST.into()
+        };
         Self {
             source: Some(source),
             ..self
@@ -150,10 +157,10 @@ impl Probe {
     ///
     /// # Errors
     /// A sentence naming the file, the option and the cause.
-    pub async fn check(&self) -> Result<(), String> {
+    pub async fn check_files(&self) -> Result<(), String> {
         match self.files.config.kind {
             ProbeKind::Https => self
-                .credentials(START)
+                .credentials(START_TIMEOUT)
                 .await
                 .map(drop)
                 .map_err(|answer| answer.words),
@@ -165,9 +172,14 @@ impl Probe {
     /// read.
     async fn credentials(&self, most: Duration) -> Result<Credentials, Answer> {
         let files = self.files.clone();
-        match self.reading.within(most, move || files.read()).await {
+        match self
+            .reading
+            .call_within(most, move || files.read_credentials())
+            .await
+        {
             Ok(read) => read.map_err(|why| failed_answer("config", why)),
-            // The instance was not asked, so the slow files say nothing about the instance.
+            // The instance was not asked, so slow files say nothing about it, and the last content
+            // is used.
             Err(error) => self
                 .files
                 .lock_credentials()
@@ -176,15 +188,15 @@ impl Probe {
         }
     }
 
-    pub async fn ready(&self, address: SocketAddr) -> Answer {
+    pub async fn probe_ready(&self, address: SocketAddr) -> Answer {
         self.ask(address, &self.files.config.path).await
     }
 
-    /// Like [`Self::ready`], but an open port is not enough: the clients of a stuck instance wait
-    /// for a TLS handshake, so the probe makes a handshake too.
-    pub(crate) async fn handshake_ready(&self, address: SocketAddr) -> Answer {
+    /// Like [`Self::probe_ready`], but an open port is not enough: the clients of a stuck instance
+    /// wait for a TLS handshake, so the probe makes a handshake too.
+    pub(crate) async fn probe_handshake(&self, address: SocketAddr) -> Answer {
         match self.files.config.kind {
-            ProbeKind::Https => self.ready(address).await,
+            ProbeKind::Https => self.probe_ready(address).await,
             ProbeKind::Tcp => {
                 time_answer(self.with_timeout(self.handshake(address)), "answered").await
             }
@@ -198,9 +210,9 @@ impl Probe {
     ///
     /// # Errors
     /// Why the instance does not live.
-    pub async fn lives(&self, address: SocketAddr) -> Result<Option<String>, Answer> {
+    pub async fn probe_alive(&self, address: SocketAddr) -> Result<Option<String>, Answer> {
         let began = Instant::now();
-        let answer = self.ready(address).await;
+        let answer = self.probe_ready(address).await;
         match answer.result {
             "ok" => return Ok(None),
             "timeout" | "connect" | "refused" | "status" => return Err(answer),
@@ -214,7 +226,7 @@ impl Probe {
             timeout,
             ..self.files.config.clone()
         };
-        let again = Self::new(config).ready(address).await;
+        let again = Self::new(config).probe_ready(address).await;
         match (again.result, again.seen) {
             ("ok" | "unauthorized" | "forbidden", _) | ("tls", Observation::Rejected) => {
                 Ok(Some(answer.words))
@@ -223,7 +235,7 @@ impl Probe {
         }
     }
 
-    /// Requests a path that should answer 200.
+    /// Requests a path of the instance that should answer 200.
     pub async fn ask(&self, address: SocketAddr, path: &str) -> Answer {
         match self.files.config.kind {
             ProbeKind::Https => time_answer(self.get(address, path), "200").await,
@@ -324,7 +336,7 @@ impl Probe {
     fn explain_status(&self, status: StatusCode, path: &str, body: &[u8]) -> Answer {
         let credentials = match (&self.files.config.client, &self.files.config.token) {
             (None, None) => {
-                "give it credentials with --probe-cert and --probe-key, or --probe-token-file"
+                "give the probe credentials with --probe-cert and --probe-key, or --probe-token-file"
             }
             (Some(_), _) => {
                 "the user of --probe-cert has no access: grant access to the path (nonResourceURLs)"
@@ -345,9 +357,7 @@ impl Probe {
                 let new = "a new cluster answers 403 until its default roles exist; if 403 lasts";
                 failed_answer(
                     "forbidden",
-                    format!(
-                        "alive, but the probe is not allowed to (403 for {path}): {new}, {credentials}"
-                    ),
+                    format!("alive, but forbids the probe (403 for {path}): {new}, {credentials}"),
                 )
             }
             _ => {
@@ -386,16 +396,18 @@ impl Probe {
                 | rustls::CertificateError::BadSignature
                 | rustls::CertificateError::Other(_),
             )) => {
-                "; --probe-ca must hold the CA that signed its serving certificate, or that certificate itself"
+                "; --probe-ca must hold the CA that signed the apiserver's serving certificate, or the certificate itself"
             }
             Some(rustls::Error::InvalidCertificate(
                 rustls::CertificateError::NotValidForName
                 | rustls::CertificateError::NotValidForNameContext { .. },
-            )) => "; set --probe-server-name to a name that is in its serving certificate",
+            )) => "; set --probe-server-name to a name in the apiserver's serving certificate",
             Some(rustls::Error::InvalidMessage(InvalidMessage::HandshakePayloadTooLarge)) => {
                 "; keep only the certificate and its issuers in the file of --tls-cert-file: the probe reads at most 64 KiB"
             }
-            Some(rustls::Error::InvalidMessage(_)) => "; does it speak TLS there?",
+            Some(rustls::Error::InvalidMessage(_)) => {
+                "; check that the apiserver speaks TLS at this address"
+            }
             _ => "",
         };
         // The instance speaks TLS, and other clients may accept what the probe does not. An invalid
@@ -432,11 +444,11 @@ impl Files {
         self.read.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn read(&self) -> Result<Credentials, String> {
+    fn read_credentials(&self) -> Result<Credentials, String> {
         let read = |option: &str, path: &Path| {
-            let (bytes, linked) = read_linked(path).map_err(|error| {
+            let (bytes, linked) = read_file_and_link_state(path).map_err(|error| {
                 format!(
-                    "cannot read {option} {}: {error}: check the path and who may read it",
+                    "cannot read {option} {}: {error}: check the path and the file's permissions",
                     path.display()
                 )
             })?;
@@ -512,12 +524,12 @@ impl Files {
 /// (`subPath`) shows the file that existed when the container started. If a rename replaces the
 /// file, as ansible and cert-manager do, the container keeps the old file, which has no name any
 /// more. kubeadm writes in place and keeps the file.
-fn read_linked(path: &Path) -> io::Result<(Vec<u8>, bool)> {
-    let file = open_regular(path)?;
+fn read_file_and_link_state(path: &Path) -> io::Result<(Vec<u8>, bool)> {
+    let file = open_regular_file(path)?;
     Ok((read_open_small(&file)?, file.metadata()?.nlink() > 0))
 }
 
-/// Returns the answer for a result, with the time taken.
+/// Waits for the result of a probe, and makes an answer with the time that it took.
 async fn time_answer<T>(got: impl Future<Output = Result<T, Answer>>, what: &str) -> Answer {
     let started = Instant::now();
     match got.await {

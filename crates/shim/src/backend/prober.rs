@@ -8,7 +8,7 @@ use super::{BackendInstance, TableWriter};
 use crate::config::{PassMode, Preferred};
 use crate::metrics::Metrics;
 use crate::relay::Refusal;
-use berth_node::instance::InstanceId;
+use berth_node::instance_id::InstanceId;
 use berth_node::registry::BerthDir;
 use berth_node::registry::instance::Record;
 use berth_node::terms::InstanceHealth;
@@ -26,13 +26,13 @@ use tokio::task::AbortHandle;
 /// newcomer should not wait for the next probe. With several nodes, kube-apiserver puts its address
 /// into the Service `kubernetes` as soon as kube-apiserver is ready, and clients of that address
 /// are refused until the shim listens.
-const STARTING: Duration = Duration::from_millis(100);
+const START_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How long `STARTING` applies after an instance began to listen. A version that never gets ready
-/// is not probed ten times a second for ever.
-const STARTS_WITHIN: Duration = Duration::from_secs(120);
+/// How long `START_INTERVAL` applies after an instance began to listen. A version that never gets
+/// ready is not probed ten times a second for ever.
+const START_PERIOD: Duration = Duration::from_secs(120);
 
-/// The probing of all instances, until dropped.
+/// Probes all instances, each in a task of its own, until dropped.
 #[derive(Debug)]
 pub(crate) struct Probers {
     shared: Arc<ProberContext>,
@@ -54,7 +54,8 @@ pub(crate) struct SupervisorPath(Result<PathBuf, String>);
 
 impl SupervisorPath {
     pub(crate) fn from_record(berth: &BerthDir, record: Option<&Record>) -> Self {
-        const UNWANTED: &str = "its `berth exec` runs without --pass inject and --pass auto";
+        const NO_PASSING: &str =
+            "the instance's `berth exec` runs without --pass inject and --pass auto";
         Self(match record {
             Some(record) if record.supervised => berth
                 .supervisor_path(&record.instance)
@@ -62,13 +63,13 @@ impl SupervisorPath {
             Some(record) => Err(record
                 .unsupervised
                 .clone()
-                .unwrap_or_else(|| UNWANTED.into())),
-            None => Self::unrecorded().0,
+                .unwrap_or_else(|| NO_PASSING.into())),
+            None => Self::without_record().0,
         })
     }
 
-    pub(crate) fn unrecorded() -> Self {
-        Self(Err("no `berth exec` has recorded it".into()))
+    pub(crate) fn without_record() -> Self {
+        Self(Err("no `berth exec` has recorded the instance".into()))
     }
 }
 
@@ -122,7 +123,7 @@ impl Probers {
 
     /// Adds the instance of `preferred` while its process exists, and makes the instance `to` a
     /// fallback meanwhile. Never ends.
-    pub(crate) async fn prefer(mut self, preferred: Preferred, to: InstanceId) {
+    pub(crate) async fn prefer_instance(mut self, preferred: Preferred, to: InstanceId) {
         let Preferred {
             id,
             address,
@@ -132,7 +133,7 @@ impl Probers {
         loop {
             let now = *process.borrow_and_update();
             match now {
-                Some(_) => self.insert(&id, address, false, true, SupervisorPath::unrecorded()),
+                Some(_) => self.insert(&id, address, false, true, SupervisorPath::without_record()),
                 None => self.remove(&id),
             }
             self.set_fallback(&to, now.is_some());
@@ -142,7 +143,8 @@ impl Probers {
         }
     }
 
-    /// Begins to probe an instance, or begins again if the instance moved or `renewed`.
+    /// Begins to probe an instance. Begins again if its address has changed, or if `renewed` is
+    /// true.
     pub(crate) fn insert(
         &mut self,
         id: &InstanceId,
@@ -160,7 +162,11 @@ impl Probers {
             return;
         }
         tracing::info!(instance = %id, %address, own, "probing");
-        let task = tokio::spawn(self.shared.clone().follow(id.clone(), address, passing));
+        let task = tokio::spawn(
+            self.shared
+                .clone()
+                .follow_instance(id.clone(), address, passing),
+        );
         if let Some(old) = self.tasks.insert(id.clone(), task.abort_handle()) {
             old.abort();
         }
@@ -185,7 +191,12 @@ impl Probers {
         let shared = self.shared.clone();
         tokio::spawn(async move {
             while let Some(Refusal { id, epoch }) = refusals.recv().await {
-                shared.observe(&id, epoch, Observation::Refused, "it refused a connection");
+                shared.observe(
+                    &id,
+                    epoch,
+                    Observation::Refused,
+                    "the instance refused a connection",
+                );
             }
         });
     }
@@ -204,7 +215,12 @@ impl ProberContext {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn follow(self: Arc<Self>, id: InstanceId, address: SocketAddr, passing: SupervisorPath) {
+    async fn follow_instance(
+        self: Arc<Self>,
+        id: InstanceId,
+        address: SocketAddr,
+        passing: SupervisorPath,
+    ) {
         let suspect = AtomicBool::new(false);
         tokio::join!(
             self.probe_forever(&id, address, &suspect),
@@ -223,27 +239,28 @@ impl ProberContext {
             }
             Err(why) => why,
         };
-        self.lock_writer().set_relayed(id, &why);
+        self.lock_writer().set_relay_reason(id, &why);
         if self.pass == PassMode::Inject {
             tracing::warn!(
                 code = %explained::RELAYED,
                 instance = %id,
-                "--pass inject: its clients are relayed: {why}"
+                "--pass inject: the instance's clients are relayed: {why}"
             );
         } else {
-            tracing::info!(instance = %id, "--pass auto: its clients are relayed: {why}");
+            tracing::info!(instance = %id, "--pass auto: the instance's clients are relayed: {why}");
         }
     }
 
-    /// Detects that an instance is stuck, whatever the results of its probe.
+    /// Detects by its clients' TLS handshakes that an instance is stuck, whatever the results of
+    /// its probe.
     async fn watch_handshakes(&self, id: &InstanceId, suspect: &AtomicBool) {
         let mut detector = HangDetector::new(self.probe.timeout());
         loop {
             tokio::time::sleep(detector.interval).await;
-            let Some(instance) = self.lock_writer().find(id) else {
+            let Some(instance) = self.lock_writer().find_instance(id) else {
                 return;
             };
-            detector.sample(&instance.handshakes);
+            detector.sample_handshakes(&instance.handshakes);
             let is_certain = instance.hangs || detector.is_certain(instance.is_well());
             suspect.store(is_certain || detector.is_suspect(), Relaxed);
             if is_certain && !instance.hangs {
@@ -261,14 +278,14 @@ impl ProberContext {
         let mut began = tokio::time::Instant::now();
         loop {
             let started = tokio::time::Instant::now();
-            let Some(BackendInstance { epoch, .. }) = self.lock_writer().find(id) else {
+            let Some(BackendInstance { epoch, .. }) = self.lock_writer().find_instance(id) else {
                 return;
             };
             let is_suspect = suspect.load(Relaxed);
             let answer = if is_suspect {
-                self.probe.handshake_ready(address).await
+                self.probe.probe_handshake(address).await
             } else {
-                self.probe.ready(address).await
+                self.probe.probe_ready(address).await
             };
             if !is_suspect && suspect.load(Relaxed) {
                 // The instance became suspect during this probe, and a suspect instance needs a
@@ -287,23 +304,23 @@ impl ProberContext {
             }
             last_result = result;
             if became_ready && self.kind == ProbeKind::Https {
-                let version = self.version(address).await;
+                let version = self.read_version(address).await;
                 self.lock_writer().set_version(id, version);
             }
-            let Some(instance) = self.lock_writer().find(id) else {
+            let Some(instance) = self.lock_writer().find_instance(id) else {
                 return;
             };
             let pause = match seen {
                 _ if instance.is_rising() => continue,
                 Observation::Refused => {
                     began = started;
-                    self.interval.min(STARTING)
+                    self.interval.min(START_INTERVAL)
                 }
                 Observation::Fail
                     if instance.health() == InstanceHealth::Unready
-                        && started - began < STARTS_WITHIN =>
+                        && started - began < START_PERIOD =>
                 {
-                    self.interval.min(STARTING)
+                    self.interval.min(START_INTERVAL)
                 }
                 _ => self.interval,
             };
@@ -323,17 +340,18 @@ impl ProberContext {
                 tracing::warn!(
                     code = %explained::STANDSTILL,
                     instance = %id,
-                    "has stalled; it still gets connections if no other is ready: {words}"
+                    "has stalled; the instance still gets connections if no other is ready: {words}"
                 );
             }
             (_, InstanceHealth::Failing) => {
                 tracing::warn!(
                     code = %explained::PROBE_FAILS,
                     instance = %id,
-                    "fails its probe; it still gets connections if no other is ready: {words}"
+                    "fails its probe; the instance still gets connections if no other is ready: {words}"
                 );
             }
-            // A sibling's instance ends with every upgrade.
+            // A warning is for this shim's own instance only: a sibling's instance ends with every
+            // upgrade.
             (_, InstanceHealth::Unready) if self.is_own(id) => {
                 tracing::warn!(
                     code = %explained::NOT_READY,
@@ -351,11 +369,11 @@ impl ProberContext {
     fn is_own(&self, id: &InstanceId) -> bool {
         self.lock_writer()
             .table()
-            .own()
+            .own_instance()
             .is_some_and(|own| own.id == *id)
     }
 
-    async fn version(&self, address: SocketAddr) -> Option<Arc<str>> {
+    async fn read_version(&self, address: SocketAddr) -> Option<Arc<str>> {
         let body = self.probe.get(address, "/version").await.ok()?;
         let version: serde_json::Value = serde_json::from_slice(&body).ok()?;
         Some(version.get("gitVersion")?.as_str()?.into())

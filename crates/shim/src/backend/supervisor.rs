@@ -5,7 +5,7 @@
 //! threads send clients through a [`Link`]: a message to a supervisor never waits, since at most
 //! [`UNACKNOWLEDGED`] clients are on their way.
 
-use berth_node::instance::InstanceId;
+use berth_node::instance_id::InstanceId;
 use berth_node::ipc;
 use berth_node::ipc::supervisor::{FromShim, ToShim, UNACKNOWLEDGED, VERSION, parse_message};
 use berth_os::{make_awaitable, seqpacket};
@@ -20,14 +20,15 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::sleep;
 
-/// Time between two attempts to dial.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Time between two attempts to dial a supervisor.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// A supervisor with an instance that accepts.
+/// A connection to a supervisor. Its instance accepts clients.
 #[derive(Debug)]
 pub(crate) struct Link {
     socket: AsyncFd<OwnedFd>,
-    /// Places for unacknowledged clients; closed when the connection has ended.
+    /// Limits the number of clients that the supervisor has not acknowledged yet. Closed when the
+    /// connection has ended.
     places: Arc<Semaphore>,
     unacknowledged: Mutex<Unacknowledged>,
 }
@@ -42,8 +43,8 @@ struct Unacknowledged {
 #[derive(Debug, Default)]
 pub(crate) struct PassedClient {
     acknowledgement: OnceLock<Acknowledgement>,
-    /// Notified on every acknowledgement but [`Acknowledgement::Taken`], which happens to every
-    /// client and wakes nobody.
+    /// Notified on every acknowledgement except [`Acknowledgement::Taken`]. That one comes for
+    /// every client, and nobody waits for it.
     returned: Notify,
 }
 
@@ -63,11 +64,11 @@ impl PassedClient {
     }
 
     /// Waits until the client is back, or the connection has ended before an acknowledgement.
-    pub(crate) async fn wait_for_return(&self) {
+    pub(crate) async fn wait_until_client_returned(&self) {
         self.returned.notified().await;
     }
 
-    pub(crate) fn set(&self, acknowledgement: Acknowledgement) {
+    pub(crate) fn set_acknowledgement(&self, acknowledgement: Acknowledgement) {
         let _ = self.acknowledgement.set(acknowledgement);
         if acknowledgement != Acknowledgement::Taken {
             self.returned.notify_one();
@@ -85,7 +86,7 @@ impl Link {
         })
     }
 
-    /// Waits for a place. `None` if the connection has ended.
+    /// Waits until one more client may be sent. `None` if the connection has ended.
     pub(crate) async fn acquire_place(&self) -> Option<OwnedSemaphorePermit> {
         self.places.clone().acquire_owned().await.ok()
     }
@@ -93,8 +94,8 @@ impl Link {
     /// Sends a client's socket. Returns the number for a recall.
     ///
     /// # Errors
-    /// The supervisor does not have the client.
-    pub(crate) fn send(
+    /// The client could not be sent, so the supervisor does not have it.
+    pub(crate) fn send_client(
         &self,
         client: BorrowedFd<'_>,
         place: OwnedSemaphorePermit,
@@ -106,8 +107,9 @@ impl Link {
         }
         unacknowledged.last += 1;
         let seq = unacknowledged.last;
-        self.transmit(FromShim::Client { seq }, &[client])?;
-        // An acknowledgement is handled under the same lock, so after this client is inserted.
+        self.transmit_message(FromShim::Client { seq }, &[client])?;
+        // Acknowledgements are handled under the same lock. So the acknowledgement of this client
+        // finds it here.
         unacknowledged.clients.insert(seq, (passed.clone(), place));
         Ok((seq, passed))
     }
@@ -116,8 +118,8 @@ impl Link {
     ///
     /// # Errors
     /// The supervisor reads no more.
-    pub(crate) fn recall(&self, seq: u64) -> io::Result<()> {
-        self.transmit(FromShim::Recall { seq }, &[])
+    pub(crate) fn recall_client(&self, seq: u64) -> io::Result<()> {
+        self.transmit_message(FromShim::Recall { seq }, &[])
     }
 
     /// True if the connection has ended.
@@ -125,8 +127,12 @@ impl Link {
         self.places.is_closed()
     }
 
-    fn transmit(&self, message: FromShim, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-        seqpacket::transmit(
+    fn transmit_message(
+        &self,
+        message: FromShim,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<()> {
+        seqpacket::transmit_message(
             self.socket.get_ref().as_fd(),
             &serde_json::to_vec(&message)?,
             descriptors,
@@ -137,7 +143,7 @@ impl Link {
         let mut unacknowledged = self.lock_unacknowledged();
         for seq in seqs {
             if let Some((client, _place)) = unacknowledged.clients.remove(seq) {
-                client.set(acknowledgement);
+                client.set_acknowledgement(acknowledgement);
             }
         }
     }
@@ -148,10 +154,11 @@ impl Link {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn receive(&self) -> io::Result<ToShim> {
+    async fn receive_message(&self) -> io::Result<ToShim> {
         let mut buffer = [0; 1024];
         let received = loop {
-            let receive = |socket: &OwnedFd| seqpacket::receive(socket.as_fd(), &mut buffer);
+            let receive =
+                |socket: &OwnedFd| seqpacket::receive_message(socket.as_fd(), &mut buffer);
             match self.socket.async_io(Interest::READABLE, receive).await {
                 // The supervisor has ended before reading all messages. Its own messages can still
                 // be read.
@@ -166,7 +173,7 @@ impl Link {
     }
 }
 
-/// Ends a link when dropped: nobody reads from the link any more.
+/// Ends a link when dropped: nobody reads from its connection any more.
 struct LinkGuard(Arc<Link>);
 
 impl Drop for LinkGuard {
@@ -176,7 +183,7 @@ impl Drop for LinkGuard {
         unacknowledged
             .clients
             .drain()
-            .for_each(|(_, (client, _))| client.set(Acknowledgement::Unknown));
+            .for_each(|(_, (client, _))| client.set_acknowledgement(Acknowledgement::Unknown));
     }
 }
 
@@ -200,32 +207,35 @@ pub(crate) async fn keep_connection(
                 }
             }
         }
-        sleep(PAUSE).await;
+        sleep(RETRY_PAUSE).await;
     }
 }
 
-/// Reads until the connection ends. Returns why clients cannot be sent.
+/// Reads the supervisor's messages until the connection ends. Returns why clients cannot be sent to
+/// the supervisor.
 async fn read_messages(
     link: &Arc<Link>,
     instance: &InstanceId,
     changed: impl Fn(Option<Arc<Link>>),
 ) -> io::Result<String> {
-    match link.receive().await? {
+    match link.receive_message().await? {
         ToShim::Hello { version, .. } if version != VERSION => {
             return Ok(format!(
-                "its supervisor speaks version {version} of the messages, and this shim version {VERSION}"
+                "the instance's supervisor uses version {version} of the messages, and this shim uses version {VERSION}"
             ));
         }
         ToShim::Hello {
             instance: other, ..
         } if other != *instance => {
-            return Err(io::Error::other(format!("it is the supervisor of {other}")));
+            return Err(io::Error::other(format!(
+                "the supervisor belongs to {other}"
+            )));
         }
         ToShim::Hello { .. } => {}
-        other => return Err(io::Error::other(format!("it begins with {other:?}"))),
+        other => return Err(io::Error::other(format!("the first message is {other:?}"))),
     }
     loop {
-        match link.receive().await? {
+        match link.receive_message().await? {
             ToShim::Listening => changed(Some(link.clone())),
             ToShim::Closed => changed(None),
             ToShim::Taken { seqs } => link.acknowledge(&seqs, Acknowledgement::Taken),
@@ -238,14 +248,14 @@ async fn read_messages(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_node::ipc::supervisor::TOGETHER;
+    use berth_node::ipc::supervisor::MAX_TAKEN;
     use std::net::{TcpListener, TcpStream};
     use std::path::PathBuf;
     use tempfile::TempDir;
     use tokio::sync::mpsc;
     use tokio::task::{JoinHandle, yield_now};
 
-    /// A supervisor without an instance, and the shim that dials the supervisor.
+    /// The test as a supervisor without an instance, and the shim that dials this supervisor.
     struct Dialled {
         supervisor: OwnedFd,
         links: mpsc::UnboundedReceiver<Option<Arc<Link>>>,
@@ -280,8 +290,8 @@ mod tests {
             }
         }
 
-        fn say(&self, message: &ToShim) {
-            seqpacket::transmit(
+        fn send_message(&self, message: &ToShim) {
+            seqpacket::transmit_message(
                 self.supervisor.as_fd(),
                 &serde_json::to_vec(message).unwrap(),
                 &[],
@@ -289,8 +299,8 @@ mod tests {
             .unwrap();
         }
 
-        fn hello(&self, version: u32) {
-            self.say(&ToShim::Hello {
+        fn send_hello(&self, version: u32) {
+            self.send_message(&ToShim::Hello {
                 version,
                 instance: InstanceId::parse("a").unwrap(),
             });
@@ -301,10 +311,9 @@ mod tests {
     async fn a_supervisor_of_another_version_gets_no_client() {
         for version in [VERSION - 1, VERSION + 1] {
             let mut dialled = Dialled::new().await;
-            dialled.hello(version);
-            dialled.say(&ToShim::Listening);
-            let why = dialled.shim.await.unwrap();
-            assert!(why.contains(&format!("version {version}")), "{why}");
+            dialled.send_hello(version);
+            dialled.send_message(&ToShim::Listening);
+            dialled.shim.await.unwrap();
             assert!(dialled.links.recv().await.unwrap().is_none());
             assert!(
                 dialled.links.recv().await.is_none(),
@@ -318,17 +327,17 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let mut dialled = Dialled::new().await;
-        dialled.hello(VERSION);
-        dialled.say(&ToShim::Listening);
+        dialled.send_hello(VERSION);
+        dialled.send_message(&ToShim::Listening);
         let link = dialled.links.recv().await.unwrap().unwrap();
         let mut answers = Vec::new();
         for _ in 0..UNACKNOWLEDGED {
             let place = link.acquire_place().await.unwrap();
-            answers.push(link.send(client.as_fd(), place).unwrap());
+            answers.push(link.send_client(client.as_fd(), place).unwrap());
         }
         assert_eq!(link.places.available_permits(), 0);
         let mut buffer = [0; 1024];
-        let first = seqpacket::receive(dialled.supervisor.as_fd(), &mut buffer).unwrap();
+        let first = seqpacket::receive_message(dialled.supervisor.as_fd(), &mut buffer).unwrap();
         assert_eq!(first.descriptors.len(), 1);
         assert_eq!(
             parse_message(&buffer[..first.length]),
@@ -336,11 +345,11 @@ mod tests {
         );
         let mut answers = answers.into_iter();
         let (seq, back) = answers.next().unwrap();
-        dialled.say(&ToShim::Back { seq });
-        back.wait_for_return().await;
+        dialled.send_message(&ToShim::Back { seq });
+        back.wait_until_client_returned().await;
         assert_eq!(back.acknowledgement(), Some(Acknowledgement::Back));
-        let taken: Vec<_> = answers.by_ref().take(TOGETHER).collect();
-        dialled.say(&ToShim::Taken {
+        let taken: Vec<_> = answers.by_ref().take(MAX_TAKEN).collect();
+        dialled.send_message(&ToShim::Taken {
             seqs: taken.iter().map(|(seq, _)| *seq).collect(),
         });
         let (_first, second) = (
@@ -355,14 +364,14 @@ mod tests {
         // The supervisor ends after reading one message: the shim sees a reset before the last
         // acknowledgement.
         let (seq, last) = answers.next().unwrap();
-        dialled.say(&ToShim::Taken { seqs: vec![seq] });
+        dialled.send_message(&ToShim::Taken { seqs: vec![seq] });
         drop(dialled.supervisor);
         for (_, client) in answers {
-            client.wait_for_return().await;
+            client.wait_until_client_returned().await;
             assert_eq!(client.acknowledgement(), Some(Acknowledgement::Unknown));
         }
         assert_eq!(last.acknowledgement(), Some(Acknowledgement::Taken));
-        assert!(link.send(client.as_fd(), second).is_err());
+        assert!(link.send_client(client.as_fd(), second).is_err());
         assert!(link.acquire_place().await.is_none());
         assert!(dialled.links.recv().await.unwrap().is_none());
         dialled.shim.abort();

@@ -1,7 +1,7 @@
 //! Metrics of the gate.
 
 use super::queue::Class;
-use super::{Gate, Refused};
+use super::{Gate, GateRefusal};
 use crate::family::{begin_family, encode_family, encode_gauge};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -18,7 +18,7 @@ use std::time::Duration;
 pub(super) struct GateCounters {
     handshakes: Histogram,
     waits: [Histogram; Class::ALL.len()],
-    dropped: [AtomicU64; Refused::ALL.len()],
+    dropped: [AtomicU64; GateRefusal::ALL.len()],
 }
 
 impl GateCounters {
@@ -45,7 +45,7 @@ impl GateCounters {
         self.waits[class as usize].observe(waited.as_secs_f64());
     }
 
-    pub(super) fn count_dropped(&self, why: Refused) {
+    pub(super) fn count_dropped(&self, why: GateRefusal) {
         self.dropped[why as usize].fetch_add(1, Relaxed);
     }
 }
@@ -75,8 +75,8 @@ impl Collector for GateMetrics {
             waiting,
         )?;
         let dropped =
-            |why: Refused| ConstCounter::new(counters.dropped[why as usize].load(Relaxed));
-        let dropped = Refused::ALL.map(|why| ([("reason", why.as_str())], dropped(why)));
+            |why: GateRefusal| ConstCounter::new(counters.dropped[why as usize].load(Relaxed));
+        let dropped = GateRefusal::ALL.map(|why| ([("reason", why.as_str())], dropped(why)));
         let help = "Clients that waited at the gate and got no turn, by reason";
         encode_family(
             &mut to,
@@ -85,7 +85,7 @@ impl Collector for GateMetrics {
             MetricType::Counter,
             dropped,
         )?;
-        let help = "Time from a client's first bytes to kube-apiserver's, in seconds; 5 at most";
+        let help = "Time from a client's first bytes to kube-apiserver's first byte, in seconds; 5 at most";
         let handshakes = begin_family(
             &mut to,
             "berth_gate_opening_seconds",

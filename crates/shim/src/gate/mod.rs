@@ -2,11 +2,11 @@
 //! handshake.
 //!
 //! A handshake is in flight from the sending of a client's ClientHello to an instance until the
-//! instance's first byte, and has a `HandshakeSlot` meanwhile. Each CPU gives `PER_CPU` slots.
-//! Further clients wait in the `queue`, with the bytes that they sent. Normally no client waits,
-//! and the gate costs two short locks per connection. Many clients come at once after a switch or
-//! an outage, or from one client in a loop. The gate then lets an instance compute handshakes only
-//! for clients that still wait, and sources take turns.
+//! instance's first byte, and has a `HandshakeSlot` meanwhile. Each CPU gives `HANDSHAKES_PER_CPU`
+//! slots. Further clients wait in the `queue`, with the bytes that they sent. Normally no client
+//! waits, and the gate costs two short locks per connection. Many clients come at once after a
+//! switch or an outage, or from one client in a loop. The gate then lets an instance compute
+//! handshakes only for clients that still wait, and sources take turns.
 //!
 //! The gate is before the attempt and not before accept(2): the accept queue is a FIFO, in which
 //! the kubelet would queue behind all other clients. A client that sends its ClientHello slowly, or
@@ -23,8 +23,8 @@ use berth_os::off_thread::OffThread;
 use berth_os::process;
 use ipnet::IpNet;
 use metrics::GateCounters;
-use queue::{Class, LONGEST_WAIT, Queue, Room, Ticket};
-use source::First;
+use queue::{Class, MAX_WAIT, Queue, QueueCapacity, Ticket};
+use source::FirstClients;
 use std::cmp::Reverse;
 use std::collections::{HashMap, hash_map};
 use std::net::IpAddr;
@@ -36,21 +36,21 @@ use tokio::time::{Instant, timeout_at};
 pub(crate) use metrics::GateMetrics;
 pub(crate) use source::Source;
 
-/// A longer handshake counts as stuck and releases its slot, so a hung instance cannot block the
-/// queue.
-const LONGEST_HANDSHAKE: Duration = Duration::from_secs(5);
+/// A TLS handshake that takes longer counts as stuck and releases its slot. So a hung instance
+/// cannot block the queue.
+const MAX_HANDSHAKE: Duration = Duration::from_secs(5);
 
 /// How long a client may take to send its ClientHello. After this time, an attempt begins without
 /// the ClientHello.
-const HELLO_WITHIN: Duration = Duration::from_secs(5);
+const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A source may have at most the `SOURCE_SHARE`th part of all slots, rounded up, so that a slot is
-/// left for the next source.
-const SOURCE_SHARE: usize = 2;
+/// A source (the clients of one address) may have at most the `SOURCE_DIVISOR`th part of all slots,
+/// rounded up, so that a slot is left for the next source.
+const SOURCE_DIVISOR: usize = 2;
 
-/// Room of a queue: the clients of some thousand nodes. A ClientHello has 0.3 to 2 KB, which are
-/// kept in memory.
-const ROOM: Room = Room {
+/// Room of a queue of waiting clients: enough for the clients of some thousand nodes. A ClientHello
+/// has 0.3 to 2 KB, which are kept in memory.
+const ROOM: QueueCapacity = QueueCapacity {
     clients: 16_384,
     bytes: 64 << 20,
 };
@@ -58,23 +58,23 @@ const ROOM: Room = Room {
 /// Handshakes that an instance may have in flight for each CPU of the node: enough that no CPU
 /// idles, and few enough that a client has its answer soon after its turn (docs/gate.md,
 /// "Measured").
-const PER_CPU: usize = 16;
+const HANDSHAKES_PER_CPU: usize = 16;
 
-/// Time between two lists of the node's addresses.
-const LISTED: Duration = Duration::from_secs(10);
+/// The node's addresses are listed again after this time.
+const LIST_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Why a client that waited gets no slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Refused {
+pub(crate) enum GateRefusal {
     /// The queue had no room for the client.
     Full,
-    /// The client waited for [`LONGEST_WAIT`].
+    /// The client waited for [`MAX_WAIT`].
     Expired,
     /// The client had closed by the time of its turn.
     Left,
 }
 
-impl Refused {
+impl GateRefusal {
     const ALL: [Self; 3] = [Self::Full, Self::Expired, Self::Left];
 
     fn as_str(self) -> &'static str {
@@ -86,18 +86,18 @@ impl Refused {
     }
 }
 
-/// The gate of a shim.
+/// Limits the TLS handshakes in flight at each instance. Further clients wait for their turn.
 #[derive(Debug)]
 pub struct Gate {
-    /// Handshakes that an instance may have in flight.
+    /// Maximum number of TLS handshakes in flight at an instance.
     bound: usize,
-    first: First,
+    first: FirstClients,
     /// Instances by epoch.
     instances: Mutex<HashMap<u64, InstanceGate>>,
     counters: GateCounters,
 }
 
-/// The gate before an instance.
+/// The TLS handshakes in flight at one instance, and the clients that wait for their turn there.
 #[derive(Debug)]
 struct InstanceGate {
     queue: Queue,
@@ -107,8 +107,8 @@ struct InstanceGate {
     waiting: HashMap<Ticket, oneshot::Sender<()>>,
 }
 
-/// The result of [`Gate::enter`].
-pub(crate) enum Entry {
+/// The gate's answer to a client: a slot at once, or a place in the queue.
+pub(crate) enum GateEntry {
     Open(HandshakeSlot),
     Wait(QueuePlace),
 }
@@ -118,10 +118,10 @@ impl Gate {
     pub fn new(most: MaxOpenings, first: Vec<IpNet>) -> Option<Arc<Self>> {
         let bound = match most {
             MaxOpenings::Off => return None,
-            MaxOpenings::Auto => PER_CPU * process::count_cpus(),
+            MaxOpenings::Auto => HANDSHAKES_PER_CPU * process::count_cpus(),
             MaxOpenings::Fixed(most) => most.get(),
         };
-        let first = First::new(first);
+        let first = FirstClients::new(first);
         Some(Arc::new(Self {
             bound,
             first,
@@ -132,19 +132,19 @@ impl Gate {
 
     /// Returns the deadline for the ClientHello of a client that comes now.
     pub(crate) fn hello_deadline(&self) -> Instant {
-        Instant::now() + shorten_wait(HELLO_WITHIN)
+        Instant::now() + shorten_wait(HELLO_TIMEOUT)
     }
 
     /// Gives a client a slot at an instance, or queues the client. `to` is the instance's epoch,
     /// `bytes` the number of bytes that the client has sent, and `since` the start of the client's
     /// wait.
-    pub(crate) fn enter(
+    pub(crate) fn enter_client(
         self: &Arc<Self>,
         to: u64,
         client: IpAddr,
         bytes: usize,
         since: Instant,
-    ) -> Entry {
+    ) -> GateEntry {
         let (source, now) = (Source::from_client(client), Instant::now());
         let mut instances = self.lock_instances();
         if !instances.contains_key(&to) {
@@ -152,11 +152,12 @@ impl Gate {
             instances.retain(|_, instance| !instance.is_idle());
         }
         let instance = instances.entry(to).or_insert_with(InstanceGate::new);
-        self.admit(instance, now);
-        // If a slot is still free now, no waiting client may have that slot.
+        self.admit_waiting_clients(instance, now);
+        // `admit_waiting_clients` has given slots to all waiting clients that may have one. A slot
+        // that is still free is for this client.
         if instance.in_flight < self.bound && has_room(&instance.of_source, &source, self.bound) {
-            instance.open(source);
-            return Entry::Open(HandshakeSlot {
+            instance.add_handshake(source);
+            return GateEntry::Open(HandshakeSlot {
                 gate: self.clone(),
                 to,
                 source,
@@ -166,14 +167,14 @@ impl Gate {
         let (ticket, rejected) =
             instance
                 .queue
-                .push((source, self.first.contains(client)), bytes, since, now);
+                .push_client((source, self.first.goes_first(client)), bytes, since, now);
         let (admit, admitted) = oneshot::channel();
         instance.waiting.insert(ticket, admit);
-        // A dropped sender notifies its client.
+        // Dropping a sender tells the waiting client that it was rejected.
         rejected
             .iter()
             .for_each(|rejected| drop(instance.waiting.remove(rejected)));
-        Entry::Wait(QueuePlace {
+        GateEntry::Wait(QueuePlace {
             gate: self.clone(),
             to,
             source,
@@ -184,12 +185,12 @@ impl Gate {
     }
 
     /// Gives slots to the next clients of the queue.
-    fn admit(&self, instance: &mut InstanceGate, now: Instant) {
+    fn admit_waiting_clients(&self, instance: &mut InstanceGate, now: Instant) {
         while !instance.queue.is_empty() && instance.in_flight < self.bound {
             let InstanceGate {
                 queue, of_source, ..
             } = instance;
-            let Some(next) = queue.next(now, |source| has_room(of_source, source, self.bound))
+            let Some(next) = queue.pop_next(now, |source| has_room(of_source, source, self.bound))
             else {
                 break;
             };
@@ -200,13 +201,14 @@ impl Gate {
                 .remove(&next.ticket)
                 .is_some_and(|admit| admit.send(()).is_ok())
             {
-                instance.open(next.source);
+                instance.add_handshake(next.source);
             }
         }
     }
 
-    /// Rejects the waiting client that would be served last, outside the first class. Returns true
-    /// if a client was rejected.
+    /// Rejects the newest client of the longest queue, which would be served last. The first class
+    /// is spared unless it has more than its share of places. Returns true if a client was
+    /// rejected.
     pub(crate) fn make_room(&self) -> bool {
         let mut guard = self.lock_instances();
         let mut instances: Vec<_> = guard.values_mut().collect();
@@ -214,29 +216,32 @@ impl Gate {
         instances.into_iter().any(|instance| {
             instance
                 .queue
-                .reject()
+                .reject_client()
                 .is_some_and(|ticket| instance.waiting.remove(&ticket).is_some())
         })
     }
 
     /// Renews the list of the node's addresses, until dropped.
-    pub(crate) async fn keep_addresses(&self) {
+    pub(crate) async fn keep_node_addresses_current(&self) {
         let (mut ticks, kernel) = (
-            tokio::time::interval(shorten_wait(LISTED)),
+            tokio::time::interval(shorten_wait(LIST_INTERVAL)),
             OffThread::new("the node's addresses"),
         );
         loop {
             ticks.tick().await;
-            self.first.renew(&kernel, LISTED).await;
+            self.first
+                .update_node_addresses(&kernel, LIST_INTERVAL)
+                .await;
         }
     }
 
-    /// Returns totals over all instances.
+    /// Returns the gate's status. Numbers are totals over all instances.
     pub(crate) fn status(&self) -> GateStatus {
         let instances = self.lock_instances();
         let mut status = GateStatus::default();
         let newest = instances.keys().max().copied();
-        // Dead instances have no handshakes in flight.
+        // The newest instance counts, and older ones only while handshakes are in flight: a dead
+        // instance has none.
         let instances = instances
             .iter()
             .filter(|(of, instance)| Some(**of) == newest || !instance.is_idle());
@@ -259,7 +264,7 @@ impl Gate {
     fn count_waiting(&self, class: Class) -> usize {
         self.lock_instances()
             .values()
-            .map(|instance| instance.queue.waiting(class))
+            .map(|instance| instance.queue.count_waiting(class))
             .sum()
     }
 
@@ -270,11 +275,11 @@ impl Gate {
     }
 }
 
-/// True if a source has fewer handshakes than slots.
+/// True if a source has fewer handshakes in flight than it may have.
 fn has_room(of_source: &HashMap<Source, usize>, source: &Source, bound: usize) -> bool {
     of_source
         .get(source)
-        .is_none_or(|handshakes| *handshakes < bound.div_ceil(SOURCE_SHARE))
+        .is_none_or(|handshakes| *handshakes < bound.div_ceil(SOURCE_DIVISOR))
 }
 
 impl InstanceGate {
@@ -291,12 +296,12 @@ impl InstanceGate {
         self.in_flight == 0 && self.queue.is_empty()
     }
 
-    fn open(&mut self, source: Source) {
+    fn add_handshake(&mut self, source: Source) {
         self.in_flight += 1;
         *self.of_source.entry(source).or_default() += 1;
     }
 
-    fn close(&mut self, source: Source) {
+    fn remove_handshake(&mut self, source: Source) {
         self.in_flight -= 1;
         if let hash_map::Entry::Occupied(mut handshakes) = self.of_source.entry(source) {
             *handshakes.get_mut() -= 1;
@@ -318,12 +323,12 @@ pub(crate) struct HandshakeSlot {
 
 impl HandshakeSlot {
     /// Returns the time at which the slot expires.
-    pub(crate) fn ends(&self) -> Instant {
-        self.began + shorten_wait(LONGEST_HANDSHAKE)
+    pub(crate) fn end_time(&self) -> Instant {
+        self.began + shorten_wait(MAX_HANDSHAKE)
     }
 
-    /// True if a client waits for a slot.
-    pub(crate) fn is_awaited(&self) -> bool {
+    /// True if another client waits for a slot at this instance.
+    pub(crate) fn has_waiting_clients(&self) -> bool {
         self.gate
             .lock_instances()
             .get(&self.to)
@@ -331,7 +336,7 @@ impl HandshakeSlot {
     }
 
     /// Records that the instance's first byte has come, or is overdue.
-    pub(crate) fn end(self) {
+    pub(crate) fn end_handshake(self) {
         self.gate.counters.count_handshake(self.began.elapsed());
     }
 }
@@ -339,8 +344,8 @@ impl HandshakeSlot {
 impl Drop for HandshakeSlot {
     fn drop(&mut self) {
         if let Some(instance) = self.gate.lock_instances().get_mut(&self.to) {
-            instance.close(self.source);
-            self.gate.admit(instance, Instant::now());
+            instance.remove_handshake(self.source);
+            self.gate.admit_waiting_clients(instance, Instant::now());
         }
     }
 }
@@ -361,8 +366,8 @@ impl QueuePlace {
     ///
     /// # Errors
     /// The client's turn does not come.
-    pub(crate) async fn wait_for_turn(&mut self) -> Result<HandshakeSlot, Refused> {
-        let expires = self.since + LONGEST_WAIT;
+    pub(crate) async fn wait_for_turn(&mut self) -> Result<HandshakeSlot, GateRefusal> {
+        let expires = self.since + MAX_WAIT;
         match timeout_at(expires, &mut self.admitted).await {
             Ok(Ok(())) => {
                 let began = Instant::now();
@@ -373,13 +378,13 @@ impl QueuePlace {
                     began,
                 })
             }
-            Ok(Err(_)) if Instant::now() < expires => Err(Refused::Full),
-            Ok(Err(_)) | Err(_) => Err(Refused::Expired),
+            Ok(Err(_)) if Instant::now() < expires => Err(GateRefusal::Full),
+            Ok(Err(_)) | Err(_) => Err(GateRefusal::Expired),
         }
     }
 
     /// Counts a client that gets no slot.
-    pub(crate) fn refuse(self, why: Refused) {
+    pub(crate) fn refuse_client(self, why: GateRefusal) {
         self.gate.counters.count_dropped(why);
     }
 }
@@ -387,13 +392,12 @@ impl QueuePlace {
 impl Drop for QueuePlace {
     fn drop(&mut self) {
         if let Some(instance) = self.gate.lock_instances().get_mut(&self.to) {
-            instance.queue.remove(self.ticket);
+            instance.queue.remove_client(self.ticket);
             instance.waiting.remove(&self.ticket);
-            // The client has got a slot and does not know of the slot yet, so the slot is given
-            // back.
+            // The client was given a slot and has not taken it yet, so the slot is free again.
             if self.admitted.try_recv().is_ok() {
-                instance.close(self.source);
-                self.gate.admit(instance, Instant::now());
+                instance.remove_handshake(self.source);
+                self.gate.admit_waiting_clients(instance, Instant::now());
             }
         }
     }

@@ -2,10 +2,10 @@
 //!
 //! Each source has a queue, in one of three classes. Within a class the sources take turns by
 //! deficit round robin, in which all clients cost one handshake. So a source with a thousand
-//! clients waits only for its own clients. While clients of all three classes wait, of [`TURNS`]
-//! turns the first class has five, the others have four and the late class has one: no class
-//! starves another. Beyond the room, the newest client of the longest queue is rejected, because
-//! that client would be served last and has waited least.
+//! clients waits only for its own clients. While clients of all three classes wait, of
+//! [`TURNS_PER_CYCLE`] turns the first class has five, the others have four and the late class has
+//! one: no class starves another. Beyond the room, the newest client of the longest queue is
+//! rejected, because that client would be served last and has waited least.
 
 use super::source::Source;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -13,25 +13,25 @@ use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Wait after which a client goes behind all others: client-go gives a TLS handshake 10 s, so the
-/// client will soon leave.
-pub(super) const LATE: Duration = Duration::from_secs(8);
+/// A client that has waited for this long goes behind all others. client-go gives a TLS handshake
+/// 10 s, so the client will soon leave.
+pub(super) const LATE_AFTER: Duration = Duration::from_secs(8);
 
-/// Longest wait of a client.
-pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(15);
+/// Longest wait of a client for its turn. Afterwards the client leaves the queue.
+pub(super) const MAX_WAIT: Duration = Duration::from_secs(15);
 
-/// Turns of a cycle.
-const TURNS: u8 = 10;
+/// Number of turns after which the order of the classes begins again.
+const TURNS_PER_CYCLE: u8 = 10;
 
-/// The first class may have the `FIRST_SHARE`th part of all places.
-const FIRST_SHARE: usize = 2;
+/// The first class may have the `FIRST_DIVISOR`th part of all places.
+const FIRST_DIVISOR: usize = 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Class {
-    /// Clients on the node itself, and the clients of `--first`.
+    /// Clients on the node itself, and clients in the networks of `--first`.
     First,
     Others,
-    /// Clients of either class that have waited for [`LATE`].
+    /// Clients of either class that have waited for [`LATE_AFTER`].
     Late,
 }
 
@@ -46,9 +46,9 @@ impl Class {
         }
     }
 
-    /// Returns the class of a turn, and the classes that get the turn if no client of that class
-    /// waits.
-    fn in_turn(turn: u8) -> [Self; 3] {
+    /// Returns the classes in the order in which they may have this turn. A class has the turn if
+    /// no client of an earlier class waits.
+    fn order_for_turn(turn: u8) -> [Self; 3] {
         match turn {
             0 => [Self::Late, Self::First, Self::Others],
             odd if odd % 2 == 1 => [Self::First, Self::Others, Self::Late],
@@ -59,29 +59,29 @@ impl Class {
 
 /// Capacity of a queue.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Room {
+pub(super) struct QueueCapacity {
     pub(super) clients: usize,
-    /// Bytes that the clients sent.
+    /// Bytes that the waiting clients have sent, in total.
     pub(super) bytes: usize,
 }
 
 /// Identifies a waiting client.
 pub(super) type Ticket = u64;
 
-/// A client's place in its queue, by arrival.
+/// A client's place in its queue: first by the start of its wait, then by its number.
 type Place = (Instant, Ticket);
 
 #[derive(Debug)]
 struct QueuedClient {
-    key: Key,
+    key: QueueKey,
     since: Instant,
     bytes: usize,
 }
 
-type Key = (Class, Source);
+type QueueKey = (Class, Source);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Next {
+pub(super) struct NextClient {
     pub(super) ticket: Ticket,
     pub(super) source: Source,
     pub(super) class: Class,
@@ -91,8 +91,8 @@ pub(super) struct Next {
 #[derive(Debug, Default)]
 struct SourceQueue {
     places: BTreeSet<Place>,
-    /// Random order among queues of equal length, drawn each time that the source comes, so that
-    /// clients of one address are not always rejected first.
+    /// Random number for the order among queues of equal length. A new number is drawn each time
+    /// that the source comes, so that clients of one address are not always rejected first.
     any: u64,
     /// Place among the queues of the class: the smallest number is next.
     turn: u64,
@@ -100,16 +100,16 @@ struct SourceQueue {
 
 #[derive(Debug, Default)]
 pub(super) struct Queue {
-    room: Room,
+    room: QueueCapacity,
     clients: HashMap<Ticket, QueuedClient>,
     bytes: usize,
-    queues: HashMap<Key, SourceQueue>,
+    queues: HashMap<QueueKey, SourceQueue>,
     turns: BTreeMap<(Class, u64), Source>,
     /// Two sets of queues, each sorted by length with the longest queue last: the queues of other
     /// classes, and the queues of the first class.
-    lengths: [BTreeSet<(usize, u64, Key)>; 2],
+    lengths: [BTreeSet<(usize, u64, QueueKey)>; 2],
     random: RandomState,
-    /// Waiting clients by age: before and after [`LATE`].
+    /// Waiting clients by age: before and after [`LATE_AFTER`].
     ages: [BTreeSet<Place>; 2],
     /// Number of clients in each class.
     waiting: [usize; 3],
@@ -119,7 +119,7 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    pub(super) fn new(room: Room) -> Self {
+    pub(super) fn new(room: QueueCapacity) -> Self {
         Self {
             room,
             turn: 1,
@@ -136,13 +136,13 @@ impl Queue {
     }
 
     /// Number of waiting clients of a class.
-    pub(super) fn waiting(&self, class: Class) -> usize {
+    pub(super) fn count_waiting(&self, class: Class) -> usize {
         self.waiting[class as usize]
     }
 
     /// True if a source has a queue.
     #[cfg(test)]
-    pub(super) fn has(&self, source: &Source) -> bool {
+    pub(super) fn has_source(&self, source: &Source) -> bool {
         Class::ALL
             .iter()
             .any(|class| self.queues.contains_key(&(*class, *source)))
@@ -156,7 +156,7 @@ impl Queue {
 
     /// Queues a client that has waited since `since`. Returns the clients that are rejected to make
     /// room, possibly the new client too.
-    pub(super) fn push(
+    pub(super) fn push_client(
         &mut self,
         (source, is_first): (Source, bool),
         bytes: usize,
@@ -177,11 +177,14 @@ impl Queue {
             .insert(ticket, QueuedClient { key, since, bytes });
         self.bytes += bytes;
         self.ages[0].insert((since, ticket));
-        self.join(key, (since, ticket));
+        self.add_place(key, (since, ticket));
         self.age_clients(now);
         let mut rejected = Vec::new();
         while self.clients.len() > self.room.clients || self.bytes > self.room.bytes {
-            let Some(newest) = self.reject().or_else(|| self.reject_of(true)) else {
+            let Some(newest) = self
+                .reject_client()
+                .or_else(|| self.reject_from_class(true))
+            else {
                 break;
             };
             rejected.push(newest);
@@ -191,46 +194,52 @@ impl Queue {
 
     /// Removes the newest client of the longest queue: a queue of the first class if the class has
     /// more than its share, else a queue of another class.
-    pub(super) fn reject(&mut self) -> Option<Ticket> {
-        self.reject_of(self.waiting(Class::First) > self.room.clients / FIRST_SHARE)
+    pub(super) fn reject_client(&mut self) -> Option<Ticket> {
+        self.reject_from_class(self.count_waiting(Class::First) > self.room.clients / FIRST_DIVISOR)
     }
 
-    fn reject_of(&mut self, is_first: bool) -> Option<Ticket> {
+    fn reject_from_class(&mut self, is_first: bool) -> Option<Ticket> {
         let (.., key) = self.lengths[usize::from(is_first)].last()?;
         let (_, newest) = *self.queues.get(key)?.places.last()?;
-        self.remove(newest);
+        self.remove_client(newest);
         Some(newest)
     }
 
     /// Removes a client. Returns true if the client was queued.
-    pub(super) fn remove(&mut self, ticket: Ticket) -> bool {
+    pub(super) fn remove_client(&mut self, ticket: Ticket) -> bool {
         let Some(QueuedClient { key, since, bytes }) = self.clients.remove(&ticket) else {
             return false;
         };
         self.bytes -= bytes;
         self.ages[usize::from(key.0 == Class::Late)].remove(&(since, ticket));
-        self.leave(key, (since, ticket));
+        self.remove_place(key, (since, ticket));
         true
     }
 
-    /// Removes the next client with a source that `may` have a slot.
-    pub(super) fn next(&mut self, now: Instant, may: impl Fn(&Source) -> bool) -> Option<Next> {
+    /// Removes the client that is next in turn. Its source must be one that `may` have a slot.
+    pub(super) fn pop_next(
+        &mut self,
+        now: Instant,
+        may: impl Fn(&Source) -> bool,
+    ) -> Option<NextClient> {
         self.age_clients(now);
-        let (class, source) = Class::in_turn(self.turn).into_iter().find_map(|class| {
-            let mut queues = self.turns.range((class, 0)..=(class, u64::MAX));
-            queues
-                .find(|(_, source)| may(source))
-                .map(|(_, source)| (class, *source))
-        })?;
+        let (class, source) = Class::order_for_turn(self.turn)
+            .into_iter()
+            .find_map(|class| {
+                let mut queues = self.turns.range((class, 0)..=(class, u64::MAX));
+                queues
+                    .find(|(_, source)| may(source))
+                    .map(|(_, source)| (class, *source))
+            })?;
         let queue = self.queues.get_mut(&(class, source))?;
         let (since, ticket) = *queue.places.first()?;
         self.turns.remove(&(class, queue.turn));
         queue.turn = self.next_turn;
         self.turns.insert((class, queue.turn), source);
         self.next_turn += 1;
-        self.turn = (self.turn + 1) % TURNS;
-        self.remove(ticket);
-        Some(Next {
+        self.turn = (self.turn + 1) % TURNS_PER_CYCLE;
+        self.remove_client(ticket);
+        Some(NextClient {
             ticket,
             source,
             class,
@@ -243,7 +252,7 @@ impl Queue {
     fn age_clients(&mut self, now: Instant) {
         while let Some(place) = self.ages[0]
             .first()
-            .filter(|(since, _)| now >= *since + LATE)
+            .filter(|(since, _)| now >= *since + LATE_AFTER)
             .copied()
         {
             self.ages[0].remove(&place);
@@ -253,19 +262,19 @@ impl Queue {
             };
             let (before, after) = (client.key, (Class::Late, client.key.1));
             client.key = after;
-            self.leave(before, place);
-            self.join(after, place);
+            self.remove_place(before, place);
+            self.add_place(after, place);
         }
         while let Some((_, ticket)) = self.ages[1]
             .first()
-            .filter(|(since, _)| now >= *since + LONGEST_WAIT)
+            .filter(|(since, _)| now >= *since + MAX_WAIT)
             .copied()
         {
-            self.remove(ticket);
+            self.remove_client(ticket);
         }
     }
 
-    fn join(&mut self, key: Key, place: Place) {
+    fn add_place(&mut self, key: QueueKey, place: Place) {
         self.waiting[key.0 as usize] += 1;
         let queue = self.queues.entry(key).or_default();
         if queue.places.is_empty() {
@@ -280,7 +289,7 @@ impl Queue {
         lengths.insert((queue.places.len(), queue.any, key));
     }
 
-    fn leave(&mut self, key: Key, place: Place) {
+    fn remove_place(&mut self, key: QueueKey, place: Place) {
         let Some(queue) = self.queues.get_mut(&key) else {
             return;
         };

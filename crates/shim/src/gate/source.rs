@@ -45,19 +45,19 @@ impl fmt::Display for Source {
 /// Clients that go first: clients on the node itself, such as the kubelet, and the configured
 /// clients.
 #[derive(Debug)]
-pub(crate) struct First {
+pub(crate) struct FirstClients {
     given: Vec<IpNet>,
     own: RwLock<BTreeSet<IpAddr>>,
 }
 
-impl First {
+impl FirstClients {
     pub(crate) fn new(given: Vec<IpNet>) -> Self {
         let own = netdevice::local_addresses().unwrap_or_else(|error| {
             tracing::warn!(
                 code = %explained::OWN_ADDRESSES,
                 %error,
-                "cannot list the node's own addresses, whose clients would go first: allow this process AF_NETLINK, or \
-                 give them by --first"
+                "cannot list the node's own addresses, so clients on these addresses do not go first: allow this process \
+                 AF_NETLINK, or give the addresses with --first"
             );
             Vec::new()
         });
@@ -67,7 +67,7 @@ impl First {
         }
     }
 
-    pub(super) fn contains(&self, client: IpAddr) -> bool {
+    pub(super) fn goes_first(&self, client: IpAddr) -> bool {
         let client = client.to_canonical();
         let is_own = || {
             self.own
@@ -79,8 +79,8 @@ impl First {
     }
 
     /// Lists the node's addresses again. If listing fails, the last list is kept.
-    pub(super) async fn renew(&self, kernel: &OffThread, most: Duration) {
-        if let Ok(Ok(addresses)) = kernel.within(most, netdevice::local_addresses).await {
+    pub(super) async fn update_node_addresses(&self, kernel: &OffThread, most: Duration) {
+        if let Ok(Ok(addresses)) = kernel.call_within(most, netdevice::local_addresses).await {
             *self.own.write().unwrap_or_else(PoisonError::into_inner) =
                 addresses.into_iter().collect();
         }
@@ -93,15 +93,15 @@ mod tests {
 
     #[tokio::test]
     async fn an_address_that_the_node_has_no_more_does_not_go_first() {
-        let (first, client) = (First::new(Vec::new()), "192.0.2.1".parse().unwrap());
+        let (first, client) = (FirstClients::new(Vec::new()), "192.0.2.1".parse().unwrap());
         first.own.write().unwrap().insert(client);
-        assert!(first.contains(client));
+        assert!(first.goes_first(client));
         first
-            .renew(
+            .update_node_addresses(
                 &OffThread::new("the node's addresses"),
                 Duration::from_secs(3600),
             )
             .await;
-        assert!(!first.contains(client));
+        assert!(!first.goes_first(client));
     }
 }

@@ -1,7 +1,8 @@
-//! Handshake slots and places in queues: bounds and shares hold, no free slot stays free while a
-//! client may have it, and each slot and place is given back once, in whatever order clients go.
+//! Tests of handshake slots and of places in queues. In whatever order clients come and go, bounds
+//! and shares hold, no slot stays free while a client may have it, and each slot and place is given
+//! back once.
 
-use super::queue::LATE;
+use super::queue::LATE_AFTER;
 use super::*;
 use proptest::prelude::*;
 use std::future::poll_fn;
@@ -36,7 +37,7 @@ enum Event {
     Leave(usize),
 }
 
-fn events() -> impl Strategy<Value = Event> {
+fn any_event() -> impl Strategy<Value = Event> {
     prop_oneof![
         4 => (0..SOURCES).prop_map(|source| Event::Enter { source }),
         1 => any::<usize>().prop_map(Event::End),
@@ -77,7 +78,7 @@ fn check_gate(gate: &Gate, bound: usize, opened: usize, waiting: usize) {
             && instance
                 .of_source
                 .values()
-                .all(|openings| *openings <= bound.div_ceil(SOURCE_SHARE)),
+                .all(|openings| *openings <= bound.div_ceil(SOURCE_DIVISOR)),
         "{instance:?}"
     );
     // Both numbers count the clients that have a slot and have not checked for it yet.
@@ -91,14 +92,14 @@ fn check_gate(gate: &Gate, bound: usize, opened: usize, waiting: usize) {
         instance.in_flight < bound && has_room(&instance.of_source, source, bound)
     });
     assert!(
-        free.all(|source| !instance.queue.has(&source)),
+        free.all(|source| !instance.queue.has_source(&source)),
         "no client waits for what is free: {instance:?}"
     );
 }
 
 proptest! {
     #[test]
-    fn every_place_is_given_back(events in prop::collection::vec(events(), 0..200), bound in 1..6usize) {
+    fn every_place_is_given_back(events in prop::collection::vec(any_event(), 0..200), bound in 1..6usize) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
             let gate = Gate::new(MaxOpenings::Fixed(NonZeroUsize::new(bound).unwrap()), Vec::new()).unwrap();
@@ -106,12 +107,12 @@ proptest! {
             for event in events {
                 match event {
                     Event::Enter { source } => {
-                        match gate.enter(TO, make_address(source), 300, Instant::now()) {
-                            Entry::Open(opening) => opened.push(opening),
-                            Entry::Wait(one) => waiting.push(one),
+                        match gate.enter_client(TO, make_address(source), 300, Instant::now()) {
+                            GateEntry::Open(opening) => opened.push(opening),
+                            GateEntry::Wait(one) => waiting.push(one),
                         }
                     }
-                    Event::End(at) => drop(take_at(&mut opened, at).map(HandshakeSlot::end)),
+                    Event::End(at) => drop(take_at(&mut opened, at).map(HandshakeSlot::end_handshake)),
                     Event::GiveUp(at) => drop(take_at(&mut opened, at)),
                     Event::Poll(at) => {
                         if let Some(one) = take_at(&mut waiting, at) {
@@ -136,7 +137,7 @@ proptest! {
 fn room_is_made_at_another_instance_where_the_longest_queue_has_none() {
     let first = vec!["10.0.0.1/32".parse().unwrap()];
     let gate = Gate::new(MaxOpenings::Fixed(NonZeroUsize::MIN), first).unwrap();
-    let enter = |to, client| gate.enter(to, client, 300, Instant::now());
+    let enter = |to, client| gate.enter_client(to, client, 300, Instant::now());
     let _first = [(); 3].map(|()| enter(TO, make_address(1)));
     let _others = [(); 2].map(|()| enter(TO + 1, make_address(2)));
     assert!(gate.make_room());
@@ -151,15 +152,15 @@ fn make_gate(bound: usize) -> Arc<Gate> {
     .unwrap()
 }
 
-fn expect_open(entry: Entry) -> HandshakeSlot {
-    let Entry::Open(slot) = entry else {
+fn expect_open(entry: GateEntry) -> HandshakeSlot {
+    let GateEntry::Open(slot) = entry else {
         panic!("it waits")
     };
     slot
 }
 
-fn expect_wait(entry: Entry) -> QueuePlace {
-    let Entry::Wait(waiting) = entry else {
+fn expect_wait(entry: GateEntry) -> QueuePlace {
+    let GateEntry::Wait(waiting) = entry else {
         panic!("it has a slot")
     };
     waiting
@@ -169,22 +170,22 @@ fn expect_wait(entry: Entry) -> QueuePlace {
 fn a_source_has_half_of_the_slots_at_most() {
     for (bound, most) in [(1, 1), (4, 2), (5, 3)] {
         let gate = make_gate(bound);
-        let enter = |client| gate.enter(TO, make_address(client), 300, Instant::now());
+        let enter = |client| gate.enter_client(TO, make_address(client), 300, Instant::now());
         let mut slots: Vec<_> = (0..most).map(|_| expect_open(enter(1))).collect();
         let waiting = expect_wait(enter(1));
         slots.extend((most..bound).map(|_| expect_open(enter(2))));
-        assert!(slots[0].is_awaited());
+        assert!(slots[0].has_waiting_clients());
         drop(waiting);
-        assert!(!slots[0].is_awaited());
+        assert!(!slots[0].has_waiting_clients());
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_client_has_five_seconds_for_its_hello_and_an_instance_for_its_answer() {
     let gate = make_gate(1);
-    let slot = expect_open(gate.enter(TO, make_address(1), 300, Instant::now()));
+    let slot = expect_open(gate.enter_client(TO, make_address(1), 300, Instant::now()));
     assert_eq!(
-        [gate.hello_deadline(), slot.ends()],
+        [gate.hello_deadline(), slot.end_time()],
         [Instant::now() + Duration::from_secs(5); 2]
     );
 }
@@ -193,7 +194,7 @@ async fn a_client_has_five_seconds_for_its_hello_and_an_instance_for_its_answer(
 #[test]
 fn the_newest_instance_and_those_with_handshakes_are_known() {
     let gate = make_gate(1);
-    let enter = |to| expect_open(gate.enter(to, make_address(1), 300, Instant::now()));
+    let enter = |to| expect_open(gate.enter_client(to, make_address(1), 300, Instant::now()));
     let known = || {
         let mut known: Vec<u64> = gate.lock_instances().keys().copied().collect();
         known.sort_unstable();
@@ -213,24 +214,27 @@ fn the_newest_instance_and_those_with_handshakes_are_known() {
 #[tokio::test(start_paused = true)]
 async fn each_refusal_has_its_reason() {
     let gate = make_gate(1);
-    let enter = |to| gate.enter(to, make_address(1), 300, Instant::now());
+    let enter = |to| gate.enter_client(to, make_address(1), 300, Instant::now());
     let slot = expect_open(enter(1));
     let mut rejected = expect_wait(enter(1));
     assert!(gate.make_room());
-    assert_eq!(rejected.wait_for_turn().await.err(), Some(Refused::Full));
+    assert_eq!(
+        rejected.wait_for_turn().await.err(),
+        Some(GateRefusal::Full)
+    );
     let mut expires = expect_wait(enter(1));
     assert_eq!(
         expires.wait_for_turn().await.err(),
-        Some(Refused::Expired),
+        Some(GateRefusal::Expired),
         "its own timer"
     );
     let mut expires = expect_wait(enter(1));
-    tokio::time::advance(LONGEST_WAIT).await;
+    tokio::time::advance(MAX_WAIT).await;
     drop(slot);
     drop(enter(2));
     assert_eq!(
         expires.wait_for_turn().await.err(),
-        Some(Refused::Expired),
+        Some(GateRefusal::Expired),
         "its instance is forgotten"
     );
 }
@@ -248,10 +252,11 @@ async fn status_and_metrics_have_the_names_of_the_reference() {
             .filter_map(|line| line.strip_prefix("berth_gate_")?.strip_prefix(what));
         lines.map(str::to_owned).collect::<Vec<_>>().join(" ")
     };
-    let enter = |to, client: &str| gate.enter(to, client.parse().unwrap(), 300, Instant::now());
+    let enter =
+        |to, client: &str| gate.enter_client(to, client.parse().unwrap(), 300, Instant::now());
     let slots = [enter(1, "10.0.0.1"), enter(2, "10.0.0.2")].map(expect_open);
     let late = expect_wait(enter(1, "10.0.0.3"));
-    tokio::time::advance(LATE).await;
+    tokio::time::advance(LATE_AFTER).await;
     let mut waiting: Vec<_> = ["2001:db8::1", "2001:db8::2", "127.0.0.1"]
         .map(|client| expect_wait(enter(1, client)))
         .into();
@@ -277,13 +282,13 @@ async fn status_and_metrics_have_the_names_of_the_reference() {
         page("waiting"),
         r#"{class="first"} 1 {class="others"} 3 {class="late"} 1"#
     );
-    for why in Refused::ALL {
-        waiting.pop().unwrap().refuse(why);
+    for why in GateRefusal::ALL {
+        waiting.pop().unwrap().refuse_client(why);
     }
     let dropped = r#"_total{reason="full"} 1 _total{reason="expired"} 1 _total{reason="left"} 1"#;
     assert_eq!(page("dropped"), dropped);
     tokio::time::advance(Duration::from_secs(1)).await;
-    slots.into_iter().for_each(HandshakeSlot::end);
+    slots.into_iter().for_each(HandshakeSlot::end_handshake);
     assert_eq!(page("opening_seconds_sum"), " 18.0");
     assert_eq!(
         page("wait_seconds_sum"),
@@ -295,7 +300,7 @@ async fn status_and_metrics_have_the_names_of_the_reference() {
 #[tokio::test]
 async fn the_nodes_addresses_are_listed_while_the_gate_exists() {
     let gate = make_gate(1);
-    let mut keep = pin!(gate.keep_addresses());
+    let mut keep = pin!(gate.keep_node_addresses_current());
     assert!(
         poll_fn(|cx| Poll::Ready(keep.as_mut().poll(cx)))
             .await

@@ -2,7 +2,7 @@
 
 use super::Group;
 use super::machine::Time;
-use super::peers::Event;
+use super::peers::PeerEvent;
 use crate::shared::Shared;
 use berth_node::registry::RunDir;
 use berth_node::registry::lease::{self, Lease};
@@ -18,11 +18,12 @@ use tokio::runtime::Handle;
 pub(super) struct OwnLease {
     boot_id: String,
     acquired: SystemTime,
-    /// Time of the last renewal, on the clock of leases.
+    /// Time of the last renewal, counted from boot. Leases are measured by this clock.
     pub(super) renewed: Time,
-    /// True if the last write succeeded.
+    /// True if the last attempt to write the lease succeeded.
     written: bool,
-    /// Every worker. `alive` counts the workers that responded since the last renewal.
+    /// `workers` has every relaying thread. `alive` counts the threads that have responded since
+    /// the last renewal.
     workers: Vec<Handle>,
     alive: Arc<AtomicU64>,
 }
@@ -42,11 +43,12 @@ impl OwnLease {
 
 fn write_lease_file(shared: &Shared, lease: &Lease) -> io::Result<()> {
     lease::write(&shared.berth, lease).or_else(|error| match error.kind() {
-        // The directory was removed. Without leases, connected siblings take each other for hung.
+        // The directory was removed, and is made again. Without leases, connected siblings take
+        // each other for hung.
         io::ErrorKind::NotFound => {
             let place = &shared.config.place;
-            let berth =
-                RunDir::open(&place.run_dir).and_then(|run_dir| run_dir.berth(place.berth()));
+            let berth = RunDir::open(&place.run_dir)
+                .and_then(|run_dir| run_dir.berth(place.berth_address()));
             lease::write(&berth.map_err(io::Error::other)?, lease)
         }
         _ => Err(error),
@@ -55,7 +57,7 @@ fn write_lease_file(shared: &Shared, lease: &Lease) -> io::Result<()> {
 
 impl Group {
     /// Sends every worker a task that proves the worker alive.
-    pub(super) fn ping(&self) {
+    pub(super) fn ping_workers(&self) {
         self.lease.alive.store(0, Relaxed);
         for worker in &self.lease.workers {
             let alive = self.lease.alive.clone();
@@ -64,7 +66,7 @@ impl Group {
     }
 
     /// Renews the lease if every worker responded since the last renewal.
-    pub(super) fn renew(&mut self) {
+    pub(super) fn renew_lease(&mut self) {
         let now = self.now();
         let silent = now.saturating_sub(self.lease.renewed);
         if silent >= self.config.lease {
@@ -84,15 +86,15 @@ impl Group {
         }
         let workers = self.lease.workers.len() as u64;
         if self.lease.alive.load(Relaxed) >= workers {
-            if self.shared.update(|state| state.blocked = false) {
+            if self.shared.update_state(|state| state.blocked = false) {
                 tracing::info!("every relaying thread answers again");
             }
             self.lease.renewed = now;
             self.write_lease();
             self.shared.metrics.count_renewal("ok");
-            self.ping();
+            self.ping_workers();
         } else {
-            if self.shared.update(|state| state.blocked = true) {
+            if self.shared.update_state(|state| state.blocked = true) {
                 tracing::warn!(
                     code = %explained::THREAD_HANGS,
                     "a relaying thread does not answer: the lease is not renewed, siblings will take over"
@@ -110,11 +112,11 @@ impl Group {
                 );
             }
         }
-        self.list_listeners();
+        self.start_listing_listeners();
     }
 
-    /// Reports siblings without a connection. Unconnected siblings have no guards of each other, so
-    /// the queue of a leaving sibling is lost.
+    /// Reports siblings without a connection. Two such siblings hold no duplicates of each other's
+    /// listeners. If one of them leaves, the clients in its queue are lost.
     fn report_unconnected(&mut self) {
         let unconnected = self.machine.unconnected_siblings();
         for holder in &unconnected {
@@ -128,12 +130,12 @@ impl Group {
                     .siblings
                     .unreachable
                     .get(holder)
-                    .map_or("it does not dial", String::as_str);
+                    .map_or("the sibling does not dial", String::as_str);
                 tracing::warn!(
                     code = %explained::SIBLING_NOT_CONNECTED,
                     instance,
-                    "a live sibling has had no connection to this shim for longer than a lease, so neither guards the \
-                     other's listeners: {why}"
+                    "a live sibling has had no connection to this shim for longer than a lease, so neither shim guards \
+                     the other shim's listeners: {why}"
                 );
             }
         }
@@ -145,7 +147,7 @@ impl Group {
             .metrics
             .siblings_unconnected
             .set(i64::try_from(names.len()).unwrap_or(i64::MAX));
-        self.shared.update(|state| state.unconnected = names);
+        self.shared.update_state(|state| state.unconnected = names);
     }
 
     pub(super) fn current_lease(&self) -> Lease {
@@ -174,25 +176,29 @@ impl Group {
         }
     }
 
-    fn lease_write(&self) -> impl Future<Output = io::Result<()>> + Send + use<> {
-        let (shared, lease, most) = (self.shared.clone(), self.current_lease(), self.patience());
+    fn prepare_lease_write(&self) -> impl Future<Output = io::Result<()>> + Send + use<> {
+        let (shared, lease, most) = (
+            self.shared.clone(),
+            self.current_lease(),
+            self.request_timeout(),
+        );
         let run_dir = shared.run_dir.clone();
         async move {
             run_dir
-                .within(most, move || write_lease_file(&shared, &lease))
+                .call_within(most, move || write_lease_file(&shared, &lease))
                 .await
                 .flatten()
         }
     }
 
-    pub(super) async fn begin_lease(&mut self) {
-        let written = self.lease_write().await;
+    pub(super) async fn write_first_lease(&mut self) {
+        let written = self.prepare_lease_write().await;
         self.on_written(written);
     }
 
     pub(super) fn write_lease(&self) {
-        let (writing, events) = (self.lease_write(), self.siblings.events.clone());
-        tokio::spawn(async move { events.send(Event::Written(writing.await)) });
+        let (writing, events) = (self.prepare_lease_write(), self.siblings.events.clone());
+        tokio::spawn(async move { events.send(PeerEvent::Written(writing.await)) });
     }
 
     pub(super) fn on_written(&mut self, written: io::Result<()>) {
@@ -229,7 +235,7 @@ impl Group {
         let listing = self
             .shared
             .run_dir
-            .within(self.patience(), list)
+            .call_within(self.request_timeout(), list)
             .await
             .flatten();
         let now = self.now();
@@ -244,7 +250,7 @@ impl Group {
                     );
                 }
                 let actions = self.machine.tick(now);
-                return self.act(actions);
+                return self.carry_out_actions(actions);
             }
         };
         for problem in listing.problems {
@@ -259,19 +265,19 @@ impl Group {
                 lease.is_live(&self.lease.boot_id, now) && lease.holder_identity != self.me
             })
             .collect();
-        self.forget(&live.iter().map(|lease| lease.holder_identity).collect());
+        self.forget_siblings_except(&live.iter().map(|lease| lease.holder_identity).collect());
         let leases: Vec<_> = live
             .iter()
             .map(|lease| {
                 (
                     lease.holder_identity,
-                    lease.renewed_after(),
+                    lease.last_renewal_lower_bound(),
                     lease.expires(),
                 )
             })
             .collect();
         let actions = self.machine.on_leases(now, &leases);
-        self.act(actions);
+        self.carry_out_actions(actions);
         for lease in &live {
             let holder = lease.holder_identity;
             if self
@@ -287,7 +293,7 @@ impl Group {
                         instance = %lease.instance,
                         theirs = ?lease.listen,
                         ours = ?self.machine.addresses(),
-                        "a sibling listens on other addresses: only those that both have are handed over"
+                        "a sibling listens on other addresses: only listeners of addresses that both shims have are handed over"
                     );
                 }
             }
@@ -295,7 +301,7 @@ impl Group {
                 || self.siblings.connecting.contains_key(&holder);
             let dials = self.me < holder || self.machine.unconnected_siblings().contains(&holder);
             if dials && !exists && !self.machine.is_dead(holder) {
-                self.dial(holder, &lease.instance);
+                self.dial_sibling(holder, &lease.instance);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The listeners: own sockets that do not listen yet, and accept loops.
+//! The listeners of this shim: its sockets that do not listen yet, and its accept loops.
 
 use super::Group;
 use super::machine::Action;
@@ -22,10 +22,10 @@ use tokio::time::Instant;
 const BACKLOG: u32 = 4096;
 
 /// Time until listen or accept is tried again on a socket that failed.
-const RETRY: Duration = Duration::from_millis(250);
+const RETRY_PAUSE: Duration = Duration::from_millis(250);
 
-/// Limit for the search of the process that holds a port.
-const EXPLAINED: Duration = Duration::from_secs(10);
+/// How long the search for the process that holds a port may take.
+const SEARCH_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub(super) enum LoopEvent {
@@ -40,16 +40,18 @@ pub(super) enum LoopEvent {
 }
 
 pub(super) struct Listeners {
-    /// Own sockets that do not listen yet.
+    /// Sockets of this shim that are bound and do not listen yet.
     pub(super) waiting: BTreeMap<SocketAddr, Arc<OwnedFd>>,
-    /// Controls of the accept loops, from start to end.
+    /// Tells each accept loop whether to accept. The entry of a loop stays until the loop has
+    /// ended.
     pub(super) loops: BTreeMap<Cookie, watch::Sender<Accepting>>,
     events: mpsc::UnboundedSender<LoopEvent>,
     pub(super) retry: Option<Instant>,
-    /// Addresses with an own socket that could not listen.
+    /// Addresses on which a socket of this shim could not listen.
     pub(super) not_listening: BTreeSet<SocketAddr>,
     pub(super) failed: BTreeSet<Cookie>,
-    /// Inodes of the listeners on the shim's addresses that are no guards, from the last search.
+    /// Inodes of the listeners on the shim's addresses that belonged neither to this shim nor to a
+    /// sibling at the last search.
     unknown: BTreeSet<u64>,
 }
 
@@ -81,7 +83,7 @@ impl Group {
             LoopEvent::Runs(cookie) => self.machine.on_accepting(cookie),
             LoopEvent::Ended(cookie) => {
                 self.listeners.loops.remove(&cookie);
-                self.machine.on_ended(cookie)
+                self.machine.on_loop_ended(cookie)
             }
             LoopEvent::Failed(cookie, address, why) => {
                 self.listeners.loops.remove(&cookie);
@@ -89,11 +91,11 @@ impl Group {
             }
             LoopEvent::Listed(inodes) => return self.count_foreign_listeners(&inodes),
         };
-        self.act(actions);
+        self.carry_out_actions(actions);
     }
 
     pub(super) fn listen(&mut self, address: SocketAddr) -> Vec<Action> {
-        let listened = self.bound_socket(address).and_then(|own| {
+        let listened = self.bind_socket(address).and_then(|own| {
             socket::start_listening(own.as_fd(), BACKLOG)?;
             socket::read_cookie(own.as_fd())
         });
@@ -105,15 +107,15 @@ impl Group {
                         .held
                         .insert(cookie, (address, own));
                 }
-                self.count("listen", "ok");
+                self.count_handover_step("listen", "ok");
                 let trouble = describe_listen_trouble(address);
                 self.logged_problems
                     .retain(|logged| !logged.starts_with(&trouble));
                 self.machine.on_listening(address, cookie)
             }
             Err(error) => {
-                // The search for the process that holds the port reads every socket of the host:
-                // once per problem, not at each attempt.
+                // The search for the process that holds the port reads every socket of the host. So
+                // each problem causes one search, and not each attempt.
                 if self
                     .logged_problems
                     .insert(describe_listen_trouble(address) + &error.to_string())
@@ -122,7 +124,9 @@ impl Group {
                         let why = match error.raw_os_error() {
                             Some(libc::EADDRINUSE) => {
                                 let explain = move || proc_net::explain_in_use(address);
-                                OffThread::new("/proc").within(EXPLAINED, explain).await
+                                OffThread::new("/proc")
+                                    .call_within(SEARCH_TIMEOUT, explain)
+                                    .await
                             }
                             _ => Err(error),
                         };
@@ -134,17 +138,17 @@ impl Group {
                         );
                     });
                 }
-                self.count("listen", "failed");
+                self.count_handover_step("listen", "failed");
                 self.listeners.not_listening.insert(address);
-                self.listeners.retry = Some(Instant::now() + RETRY);
+                self.listeners.retry = Some(Instant::now() + RETRY_PAUSE);
                 Vec::new()
             }
         }
     }
 
-    /// Returns the own socket of an address that does not listen yet. Binds a new socket if the
-    /// last one was handed over.
-    pub(super) fn bound_socket(&mut self, address: SocketAddr) -> io::Result<Arc<OwnedFd>> {
+    /// Returns this shim's socket for an address, which does not listen yet. Binds a new socket if
+    /// the last one was handed over.
+    pub(super) fn bind_socket(&mut self, address: SocketAddr) -> io::Result<Arc<OwnedFd>> {
         Ok(match self.listeners.waiting.entry(address) {
             Entry::Occupied(own) => own.get().clone(),
             Entry::Vacant(free) => {
@@ -162,21 +166,18 @@ impl Group {
 
     /// Accepts from a listener, whichever shim made the listener. Connections inherit the options
     /// that this shim sets.
-    pub(super) fn accept(&mut self, cookie: Cookie) -> Vec<Action> {
+    pub(super) fn start_accepting(&mut self, cookie: Cookie) -> Vec<Action> {
         let held = lock_published(&self.published).held.get(&cookie).cloned();
         let Some((address, listener)) = held else {
-            return self.machine.on_failed(cookie);
+            return self.machine.on_loop_failed(cookie);
         };
-        let ready = socket::set_options(listener.as_fd())
-            .and_then(|()| socket::start_listening(listener.as_fd(), BACKLOG))
-            .and_then(|()| listener.as_fd().try_clone_to_owned());
+        let ready = socket::set_nodelay_and_keepalive(listener.as_fd())
+            .and_then(|()| socket::start_listening(listener.as_fd(), BACKLOG));
         match ready {
-            Ok(duplicate) => {
+            Ok(()) => {
                 tracing::debug!(%address, listener = cookie.0, "accepting");
-                self.start_loop(cookie, address, duplicate, Accepting::Yes);
-                self.count("accept", "ok");
-                // Otherwise the next tick would report a running loop as ended.
-                self.listeners.failed.remove(&cookie);
+                self.start_loop(cookie, address, listener, Accepting::Yes);
+                self.count_handover_step("accept", "ok");
                 Vec::new()
             }
             Err(error) => self.on_accept_failure(cookie, address, &error.to_string()),
@@ -187,16 +188,18 @@ impl Group {
         &mut self,
         cookie: Cookie,
         address: SocketAddr,
-        duplicate: OwnedFd,
+        listener: Arc<OwnedFd>,
         how: Accepting,
     ) {
+        // The loop runs, so the next tick must not report it as ended.
+        self.listeners.failed.remove(&cookie);
         let accepting = watch::Sender::new(how);
         let (runs, ends) = (self.listeners.events.clone(), self.listeners.events.clone());
-        // Sent by the loop itself, because a sibling releases the listener on this event.
+        // The loop itself sends this event, because a sibling releases the listener on this event.
         let runs = move || drop(runs.send(LoopEvent::Runs(cookie)));
         let task = self
             .dispatcher
-            .spawn(duplicate, accepting.subscribe(), runs);
+            .spawn_accept_loop(listener, accepting.subscribe(), runs);
         self.listeners.loops.insert(cookie, accepting);
         tokio::spawn(async move {
             let _ = ends.send(match task.await {
@@ -215,22 +218,18 @@ impl Group {
         });
     }
 
-    /// Accepts the queued clients of a guard. The guard is closed, because no shim stays.
+    /// Accepts the clients in the queue of a sibling's listener, and closes this shim's duplicate
+    /// of it. No other shim is left for these clients.
     pub(super) fn drain_guard(
         &mut self,
         cookie: Cookie,
         guard: Option<(SocketAddr, Arc<OwnedFd>)>,
     ) -> Vec<Action> {
         let Some((address, guard)) = guard else {
-            return self.machine.on_ended(cookie);
+            return self.machine.on_loop_ended(cookie);
         };
-        match guard.try_clone() {
-            Ok(duplicate) => {
-                self.start_loop(cookie, address, duplicate, Accepting::Rest);
-                Vec::new()
-            }
-            Err(error) => self.on_accept_failure(cookie, address, &error.to_string()),
-        }
+        self.start_loop(cookie, address, guard, Accepting::Rest);
+        Vec::new()
     }
 
     pub(super) fn on_accept_failure(
@@ -249,10 +248,10 @@ impl Group {
                 "cannot accept, trying again: {why}"
             );
         }
-        self.count("accept", "failed");
-        self.listeners.retry = Some(Instant::now() + RETRY);
+        self.count_handover_step("accept", "failed");
+        self.listeners.retry = Some(Instant::now() + RETRY_PAUSE);
         self.listeners.failed.insert(cookie);
-        self.machine.on_failed(cookie)
+        self.machine.on_loop_failed(cookie)
     }
 
     pub(super) fn end_loop(&self, cookie: Cookie, how: Accepting) {
@@ -261,9 +260,10 @@ impl Group {
         }
     }
 
-    /// Lists the listeners on the shim's addresses. Does nothing while a sibling has no connection:
-    /// a listener without a guard may be the sibling's, and the sibling is reported as unconnected.
-    pub(super) fn list_listeners(&self) {
+    /// Lists the listeners on the shim's addresses. Does nothing while a sibling has no connection
+    /// to this shim: an unknown listener may be that sibling's, and the missing connection is
+    /// reported already.
+    pub(super) fn start_listing_listeners(&self) {
         if !self.machine.has_all_guards() {
             return;
         }
@@ -280,7 +280,7 @@ impl Group {
                     .flat_map(|at| sock_diag::listeners_at(at).unwrap_or_default());
                 listeners.map(|listener| listener.inode).collect()
             };
-            if let Ok(inodes) = kernel.within(most, listed).await {
+            if let Ok(inodes) = kernel.call_within(most, listed).await {
                 let _ = events.send(LoopEvent::Listed(inodes));
             }
         });
@@ -288,8 +288,9 @@ impl Group {
 
     /// Counts the listeners on the shim's addresses that no answering shim of the berth holds. The
     /// holder may be another proxy of the same uid, a shim with another run directory, or a shim
-    /// that hung before giving a guard. Such listeners get a share of new connections, and nothing
-    /// guards them. A listener counts when found twice: at first, its guard may be on its way.
+    /// that hung before the shim shared its listener. Such listeners get a part of new connections, and
+    /// no other shim can accept from them. A listener counts when found twice: at first, its
+    /// duplicate may be on its way.
     fn count_foreign_listeners(&mut self, inodes: &BTreeSet<u64>) {
         if !self.machine.has_all_guards() {
             return;
@@ -310,8 +311,8 @@ impl Group {
             tracing::warn!(
                 code = %explained::FOREIGN_LISTENER,
                 listeners = foreign,
-                "no shim that answers holds some listeners on the berth's port, and they get a share of the new connections: \
-                 `ss -ltnp` names their processes; end a shim that hangs, and stop another program"
+                "no shim that answers holds some listeners on the berth's port, and these listeners get a share of the new \
+                 connections: `ss -ltnp` names the processes; end a shim that hangs, and stop another program"
             );
         }
         self.listeners.unknown = unknown;

@@ -54,10 +54,10 @@ pub(crate) enum Action {
     /// [`Machine::retry_listen`].
     Listen(SocketAddr),
     /// Listen on a held socket (again) and accept clients. Answered by [`Machine::on_accepting`]
-    /// when clients are accepted, else by [`Machine::on_failed`].
+    /// when clients are accepted, else by [`Machine::on_loop_failed`].
     Accept(Cookie),
-    /// Stop accepting and keep the listener as a guard. Answered by [`Machine::on_ended`], like the
-    /// next two actions.
+    /// Stop accepting and keep the listener as a guard. Answered by [`Machine::on_loop_ended`],
+    /// like the next two actions.
     Guard(Cookie),
     /// End listening for every holder, because no client can be served. Clients are refused at
     /// once.
@@ -109,6 +109,8 @@ impl Peer {
 struct Held {
     address: SocketAddr,
     own: bool,
+    /// This shim made the listener, and has not accepted from the listener yet.
+    new: bool,
     accept: AcceptLoop,
 }
 
@@ -117,6 +119,7 @@ impl Held {
         Self {
             address,
             own,
+            new: own,
             accept: AcceptLoop::None,
         }
     }
@@ -237,17 +240,17 @@ impl Machine {
         }
     }
 
-    /// Returns the listeners to give siblings as guards: all held listeners, except an own listener
+    /// Returns the listeners to give siblings as guards: all held listeners, except a new listener
     /// with an accept loop that is just starting. A sibling would take such a listener for an
     /// orphan and set the sibling's options on the listener; while this shim leaves, the sibling
     /// should. If every shim leaves, no shim gives guards: shims would close guards and get them
     /// again, without end.
     pub(crate) fn guards(&self) -> Vec<(Cookie, SocketAddr)> {
-        if self.is_last() {
+        if self.are_all_shims_leaving() {
             return Vec::new();
         }
         let given =
-            |held: &Held| !held.own || held.accept != AcceptLoop::Starting || self.is_leaving();
+            |held: &Held| !held.new || held.accept != AcceptLoop::Starting || self.is_leaving();
         self.held
             .iter()
             .filter(|(_, held)| given(held))
@@ -328,12 +331,12 @@ impl Machine {
         self.now = self.now.max(now);
         self.peers
             .retain(|_, peer| peer.connected || self.now < peer.fresh_until);
-        self.settle()
+        self.update_and_decide()
     }
 
     pub(crate) fn set_facts(&mut self, facts: Facts) -> Vec<Action> {
         self.facts = facts;
-        self.settle()
+        self.update_and_decide()
     }
 
     /// Takes in the siblings' leases. Each has the time of its renewal, or a little before, and the
@@ -367,7 +370,7 @@ impl Machine {
         let peer = self.peer_mut(holder);
         peer.connected = true;
         peer.fresh_until = peer.fresh_until.max(until);
-        let mut actions = self.settle();
+        let mut actions = self.update_and_decide();
         if !actions.contains(&Action::Announce) {
             actions.push(Action::Announce);
         }
@@ -387,7 +390,7 @@ impl Machine {
                 .or_insert(Held::new(*address, false));
         }
         self.peer_mut(holder).announced = Some(announce);
-        self.settle()
+        self.update_and_decide()
     }
 
     /// The connection to a sibling ended, or the sibling's socket refuses connections. Either the
@@ -396,7 +399,7 @@ impl Machine {
     pub(crate) fn on_gone(&mut self, now: Time, holder: ShimId) -> Vec<Action> {
         self.peers.remove(&holder);
         self.dead.insert(holder, self.now.max(now));
-        self.settle()
+        self.update_and_decide()
     }
 
     /// A listener listens, and clients are accepted.
@@ -407,14 +410,14 @@ impl Machine {
             .get_mut(&cookie)
             .filter(|held| held.accept == AcceptLoop::Starting)
         {
-            held.accept = AcceptLoop::Running;
+            (held.accept, held.new) = (AcceptLoop::Running, false);
         }
-        self.settle()
+        self.update_and_decide()
     }
 
-    /// This shim could not accept from a listener. After [`Machine::on_ended`] the machine tries
-    /// again.
-    pub(crate) fn on_failed(&mut self, cookie: Cookie) -> Vec<Action> {
+    /// This shim could not accept from a listener. After [`Machine::on_loop_ended`] the machine
+    /// tries again.
+    pub(crate) fn on_loop_failed(&mut self, cookie: Cookie) -> Vec<Action> {
         self.closing.remove(&cookie);
         if let Some(held) = self.held.get_mut(&cookie) {
             held.accept = if held.is_accepting() {
@@ -423,31 +426,31 @@ impl Machine {
                 AcceptLoop::None
             };
         }
-        self.settle()
+        self.update_and_decide()
     }
 
     /// The accept loop of a listener has ended, and every accepted client is counted. The end was
     /// requested, or the listener no longer listens, since a sibling reached no instance and
     /// refused clients.
-    pub(crate) fn on_ended(&mut self, cookie: Cookie) -> Vec<Action> {
+    pub(crate) fn on_loop_ended(&mut self, cookie: Cookie) -> Vec<Action> {
         self.closing.remove(&cookie);
         if let Some(held) = self.held.get_mut(&cookie) {
             held.accept = AcceptLoop::None;
         }
-        self.settle()
+        self.update_and_decide()
     }
 
     /// The own socket of an address listens, under this cookie.
     pub(crate) fn on_listening(&mut self, address: SocketAddr, cookie: Cookie) -> Vec<Action> {
         self.requested.remove(&address);
         self.held.insert(cookie, Held::new(address, true));
-        self.settle()
+        self.update_and_decide()
     }
 
     /// The own socket of an address could not listen, and may be tried again.
     pub(crate) fn retry_listen(&mut self, address: SocketAddr) -> Vec<Action> {
         self.requested.remove(&address);
-        self.settle()
+        self.update_and_decide()
     }
 
     /// True if the accept loop of a listener has not ended yet.
@@ -476,7 +479,7 @@ impl Machine {
     }
 
     /// Brings phase and listeners in line with the known state.
-    fn settle(&mut self) -> Vec<Action> {
+    fn update_and_decide(&mut self) -> Vec<Action> {
         let mut actions = Vec::new();
         self.update_reachable();
         let before = self.phase;
@@ -524,10 +527,10 @@ impl Machine {
             let since = *self.leaving_since.get_or_insert(self.now);
             // A shim that is only relieved goes on as long as its sibling cannot accept.
             let expired = leaving && self.now >= since + self.rules.lease;
-            if expired || self.is_last() || self.uncovered_listeners().is_empty() {
-                self.release(actions);
+            if expired || self.are_all_shims_leaving() || self.uncovered_listeners().is_empty() {
+                self.release_listeners(actions);
             }
-        } else if self.is_last() {
+        } else if self.are_all_shims_leaving() {
             self.close_uncovered(actions);
         }
         self.joining = match self.phase {
@@ -578,7 +581,7 @@ impl Machine {
 
     /// True if this shim and every sibling that may be alive have to leave: no sibling will accept
     /// from the held listeners.
-    fn is_last(&self) -> bool {
+    fn are_all_shims_leaving(&self) -> bool {
         let stays = |peer: &Peer| {
             self.now < peer.fresh_until && peer.announced.as_ref().is_none_or(|its| !its.leaving)
         };
@@ -606,7 +609,7 @@ impl Machine {
             .collect()
     }
 
-    fn release(&mut self, actions: &mut Vec<Action>) {
+    fn release_listeners(&mut self, actions: &mut Vec<Action>) {
         self.leaving_since = None;
         self.released = Some(self.now);
         self.close_uncovered(actions);

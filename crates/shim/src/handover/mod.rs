@@ -1,4 +1,5 @@
-//! The handover: leases, guards, and which shim accepts from which listener.
+//! The handover: leases, guards (duplicates of siblings' listeners), and which shim accepts from
+//! which listener.
 //!
 //! `machine` decides (pure). The other modules carry the decisions out, in the order of the flow:
 //! `leases` keeps the own lease and reads the siblings' leases, `siblings` connects to the
@@ -16,12 +17,12 @@ mod passing;
 pub mod peers;
 mod siblings;
 
-pub(crate) use passing::PASSES;
+pub(crate) use passing::MAX_PASSES;
 
 use crate::accept::{Accepting, Dispatcher};
 use crate::backend::Table;
 use crate::config::Config;
-use crate::relay::Pass;
+use crate::relay::PassRequest;
 use crate::shared::Shared;
 use crate::state::ShimState;
 use berth_node::ipc::wire::Share;
@@ -35,7 +36,7 @@ use berth_os::socket;
 use leases::OwnLease;
 use listeners::Listeners;
 use machine::{Action, Facts, Machine, Rules, Time};
-use peers::{Event, Published, exchange_updates, lock_published};
+use peers::{PeerEvent, PublishedState, exchange_updates, lock_published};
 use siblings::Siblings;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeSet, VecDeque};
@@ -48,7 +49,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-/// This shim and the siblings of its berth.
+/// This shim and the siblings: the other shims on the same listen address.
 struct Group {
     config: Arc<Config>,
     shared: Shared,
@@ -58,13 +59,13 @@ struct Group {
     lease: OwnLease,
     siblings: Siblings,
     listeners: Listeners,
-    published: Arc<Mutex<Published>>,
+    published: Arc<Mutex<PublishedState>>,
     logged_problems: BTreeSet<String>,
 }
 
 /// Runs the handover of this shim. `sockets` are bound sockets that do not listen yet, by address;
 /// the first address names the berth. After a request to stop, the caller drops the future when the
-/// last connection has ended. Guards are held until then.
+/// last connection has ended. The duplicates of siblings' listeners are held until then.
 ///
 /// # Errors
 /// The host has no clock or no boot ID, so leases cannot be kept.
@@ -73,7 +74,7 @@ pub(crate) async fn run_handover(
     sockets: Vec<(SocketAddr, OwnedFd)>,
     dispatcher: Arc<Dispatcher>,
     workers: Vec<Handle>,
-    mut passes: mpsc::UnboundedReceiver<Pass>,
+    mut passes: mpsc::UnboundedReceiver<PassRequest>,
     mut requests: mpsc::UnboundedReceiver<IncomingRequest>,
 ) -> io::Result<()> {
     let now = clock::read_boottime()?;
@@ -104,18 +105,18 @@ pub(crate) async fn run_handover(
         config: config.clone(),
         shared: shared.clone(),
     };
-    // The lease is written before leases are read: the lease of this instance's previous shim would
-    // count as a sibling's.
-    group.begin_lease().await;
-    group.ping();
+    // This shim's lease is written before leases are read. Otherwise the lease of this instance's
+    // previous shim would count as a sibling's.
+    group.write_first_lease().await;
+    group.ping_workers();
     group.read_leases().await;
     let mut renew = tokio::time::interval_at(Instant::now() + third, third);
     renew.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        group.catch_up().await;
-        // Also updates the machine's time; a timer needs nothing more.
-        group.find_dead().await;
-        group.update_facts(&mut table, &mut state);
+        group.read_leases_after_stall().await;
+        // This call also updates the machine's time, which is all that a timer is for.
+        group.mark_dead_siblings().await;
+        group.update_readiness_facts(&mut table, &mut state);
         group.publish_takers();
         let wake = group.next_wake();
         tokio::select! {
@@ -123,11 +124,11 @@ pub(crate) async fn run_handover(
             changed = state.changed() => if changed.is_err() { return Ok(()) },
             Some(event) = events.recv() => group.on_event(event),
             Some(event) = loops.recv() => group.on_loop_event(event),
-            Some(pass) = passes.recv() => group.pass(pass),
+            Some(pass) = passes.recv() => group.pass_client(pass),
             Some(request) = requests.recv() => group.on_request(request),
-            () = watch.changed() => group.read_leases().await,
+            () = watch.wait_for_change() => group.read_leases().await,
             _ = renew.tick() => {
-                group.renew();
+                group.renew_lease();
                 group.read_leases().await;
             }
             () = tokio::time::sleep_until(wake) => {}
@@ -138,7 +139,7 @@ pub(crate) async fn run_handover(
 impl Group {
     /// Returns how long the loop waits for a call that may block: less than the interval of
     /// renewals, which is a third of a lease.
-    fn patience(&self) -> Duration {
+    fn request_timeout(&self) -> Duration {
         self.config.lease / 4
     }
 
@@ -156,8 +157,8 @@ impl Group {
             .siblings
             .looked
             .filter(|_| !self.machine.awaited_siblings().is_empty())
-            .map(|looked| looked + siblings::DEAD);
-        // An hour, as a default: another event comes earlier.
+            .map(|looked| looked + siblings::DEAD_CHECK_INTERVAL);
+        // If no timer is set, the loop wakes after an hour. Another event comes earlier.
         machine
             .into_iter()
             .chain(self.listeners.retry)
@@ -167,7 +168,7 @@ impl Group {
             .unwrap_or_else(|| Instant::now() + Duration::from_secs(3600))
     }
 
-    fn update_facts(
+    fn update_readiness_facts(
         &mut self,
         table: &mut watch::Receiver<Arc<Table>>,
         state: &mut watch::Receiver<ShimState>,
@@ -178,7 +179,7 @@ impl Group {
         let facts = {
             let table = table.borrow_and_update();
             let own = table
-                .own()
+                .own_instance()
                 .is_some_and(|own| own.health() == InstanceHealth::Ready);
             let any = self.config.discover
                 && table
@@ -187,21 +188,21 @@ impl Group {
                     .any(|instance| instance.health() == InstanceHealth::Ready);
             Facts {
                 ready: (own || any) && !blocked,
-                reachable: table.pick(|_| true).is_some(),
+                reachable: table.pick_instance(|_| true).is_some(),
                 leaving: state.is_leaving(),
                 blocked,
             }
         };
         let actions = self.machine.set_facts(facts);
-        self.act(actions);
+        self.carry_out_actions(actions);
     }
 
-    /// Puts a share of new connections in force.
+    /// Divides new connections between this shim and a sibling, as the share says.
     fn apply_share(&self, share: Share) -> Result<(), String> {
         if self.config.discover || self.config.preferred.is_some() {
-            return Err("this shim serves several instances: a share is between two shims of one instance each".into());
+            return Err("this shim serves several instances: a share needs two shims with one instance each".into());
         }
-        self.shared.share.put(
+        self.shared.share.set_share(
             share,
             &self.shared.instance,
             &self.shared.berth,
@@ -209,13 +210,14 @@ impl Group {
         )
     }
 
-    /// True if this shim has stalled: the known leases are old, and must not be used.
+    /// True if this shim has not run for a while. The leases that it knows are old then, and must
+    /// not be used.
     fn has_stalled(&self) -> bool {
         self.now() >= self.machine.now() + self.config.lease / 2
     }
 
-    /// Reads the leases after a stall. Until the leases are read, the machine keeps its time.
-    async fn catch_up(&mut self) {
+    /// Reads the leases after a stall. Until then the machine's clock stands still.
+    async fn read_leases_after_stall(&mut self) {
         if self.has_stalled() {
             self.read_leases().await;
         }
@@ -235,27 +237,27 @@ impl Group {
             }
             // A failed accept loop counts as ended: the machine tries again.
             for cookie in std::mem::take(&mut self.listeners.failed) {
-                actions.extend(self.machine.on_ended(cookie));
+                actions.extend(self.machine.on_loop_ended(cookie));
             }
         }
-        self.act(actions);
+        self.carry_out_actions(actions);
     }
 
-    fn on_event(&mut self, event: Event) {
+    fn on_event(&mut self, event: PeerEvent) {
         self.tick();
         let actions = match event {
-            Event::Written(written) => return self.on_written(written),
-            Event::Connected(holder, socket) => {
+            PeerEvent::Written(written) => return self.on_written(written),
+            PeerEvent::Connected(holder, socket) => {
                 self.siblings.connecting.remove(&holder);
                 self.siblings.unreachable.remove(&holder);
                 self.siblings.logged_unconnected.remove(&holder);
-                // Both shims dialled, and the other connection is established already: this
-                // connection ends here.
+                // Both shims have dialled each other, and the other connection is established
+                // already. This connection ends here.
                 let Entry::Vacant(free) = self.siblings.writers.entry(holder) else {
                     return;
                 };
                 let changed = free.insert(Arc::default()).clone();
-                self.count("connect", "ok");
+                self.count_handover_step("connect", "ok");
                 let addresses: Arc<[SocketAddr]> = self.machine.addresses().into();
                 tokio::spawn(exchange_updates(
                     socket,
@@ -267,10 +269,10 @@ impl Group {
                 ));
                 self.machine.on_connected(holder)
             }
-            Event::Updated(holder, announce, guards) => {
+            PeerEvent::Updated(holder, announce, guards) => {
                 let mut known = Vec::new();
                 for (cookie, address, descriptor) in guards {
-                    self.count("guard", "ok");
+                    self.count_handover_step("guard", "ok");
                     known.push((cookie, address));
                     lock_published(&self.published)
                         .held
@@ -279,8 +281,9 @@ impl Group {
                 }
                 self.machine.on_update(holder, announce, &known)
             }
-            Event::Refused(holder, why) => {
-                // No problem if both shims dialled and the other connection is established.
+            PeerEvent::Refused(holder, why) => {
+                // A refusal is no problem if both shims dialled and the other connection is
+                // established.
                 if self.record_failed_dial(holder, &why) {
                     if self.logged_problems.insert(format!("{holder:?} {why}")) {
                         tracing::warn!(
@@ -288,21 +291,21 @@ impl Group {
                             "a sibling does not share its listeners: {why}"
                         );
                     }
-                    self.count("connect", "refused");
+                    self.count_handover_step("connect", "refused");
                 }
                 return;
             }
-            Event::Conflict(holder, why) => {
+            PeerEvent::Conflict(holder, why) => {
                 self.record_failed_dial(holder, &why);
                 self.report_conflict(&why);
                 return;
             }
-            Event::Unreachable(holder, why) => {
+            PeerEvent::Unreachable(holder, why) => {
                 self.record_failed_dial(holder, &why);
                 tracing::debug!("cannot reach a sibling: {why}");
                 return;
             }
-            Event::Gone(holder) => {
+            PeerEvent::Gone(holder) => {
                 if self.siblings.writers.remove(&holder).is_none() {
                     // The sibling ended before its connection was established.
                     self.siblings.connecting.remove(&holder);
@@ -320,16 +323,16 @@ impl Group {
                 self.machine.on_gone(self.now(), holder)
             }
         };
-        self.act(actions);
+        self.carry_out_actions(actions);
     }
 
     /// Carries out the machine's actions, and the actions that follow from them.
-    fn act(&mut self, actions: Vec<Action>) {
+    fn carry_out_actions(&mut self, actions: Vec<Action>) {
         let mut actions = VecDeque::from(actions);
         while let Some(action) = actions.pop_front() {
             match action {
                 Action::Listen(address) => actions.extend(self.listen(address)),
-                Action::Accept(cookie) => actions.extend(self.accept(cookie)),
+                Action::Accept(cookie) => actions.extend(self.start_accepting(cookie)),
                 Action::Guard(cookie) => self.end_loop(cookie, Accepting::No),
                 Action::Refuse(cookie) => {
                     if let Some((address, listener)) =
@@ -353,17 +356,18 @@ impl Group {
                             }
                         }
                     }
-                    self.count("refuse", "ok");
+                    self.count_handover_step("refuse", "ok");
                     self.end_loop(cookie, Accepting::No);
                 }
                 Action::Close(cookie) => {
-                    // The accept loop's duplicate is the last, and closed when the queue is empty.
+                    // The accept loop shares the descriptor of the listener, and closes it when the
+                    // queue is empty.
                     let closed = lock_published(&self.published).held.remove(&cookie);
                     self.end_loop(cookie, Accepting::Rest);
                     if !self.listeners.loops.contains_key(&cookie) {
                         actions.extend(self.drain_guard(cookie, closed));
                     }
-                    self.count("close", "ok");
+                    self.count_handover_step("close", "ok");
                 }
                 Action::Announce => {
                     {
@@ -383,25 +387,26 @@ impl Group {
                 }
                 Action::Phase(phase) => {
                     if phase == Phase::Left {
-                        // Waiting sockets would hold the port until the last connection has ended.
-                        // A shim that joins again binds again.
+                        // Sockets that do not listen would hold the port until the last connection
+                        // has ended. A shim that joins again binds new sockets.
                         self.listeners.waiting.clear();
                     }
                     let siblings = self.siblings.writers.len();
-                    let connections = self.shared.metrics.open();
+                    let connections = self.shared.metrics.open_connections();
                     tracing::info!(connections, siblings, "{}", phase.as_str());
-                    self.count(phase.as_str(), "ok");
-                    self.shared
-                        .update(|state| (state.phase, state.since) = (phase, SystemTime::now()));
+                    self.count_handover_step(phase.as_str(), "ok");
+                    self.shared.update_state(|state| {
+                        (state.phase, state.since) = (phase, SystemTime::now());
+                    });
                     if phase == Phase::Joined {
-                        self.list_listeners();
+                        self.start_listing_listeners();
                     }
                 }
             }
         }
     }
 
-    fn count(&self, step: &'static str, result: &'static str) {
+    fn count_handover_step(&self, step: &'static str, result: &'static str) {
         self.shared.metrics.count_handover(step, result);
     }
 }
@@ -412,9 +417,9 @@ impl Drop for Group {
             accepting.send_replace(Accepting::No);
         }
         let (berth, lease) = (self.shared.berth.clone(), self.current_lease());
-        let most = self.patience().min(PATIENCE);
+        let most = self.request_timeout().min(PATIENCE);
         self.shared
             .run_dir
-            .finish_within(most, move || drop(lease::remove(&berth, &lease)));
+            .make_last_call_within(most, move || drop(lease::remove(&berth, &lease)));
     }
 }

@@ -5,7 +5,7 @@
 //! client.
 
 use super::Group;
-use crate::relay::Pass;
+use crate::relay::PassRequest;
 use crate::shared::Shared;
 use crate::state::Stop;
 use berth_node::ipc::wire::{Ask, Reply};
@@ -24,17 +24,18 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::{sleep, timeout};
 
-/// Most clients on their way to siblings at once. Each client needs descriptors in both shims, and
-/// a place in the queue of the sibling's socket, which net.core.somaxconn may limit to 128.
-pub(crate) const PASSES: usize = 32;
+/// Maximum number of clients that are on their way to siblings at once. Each client needs
+/// descriptors in both shims, and a place in the queue of the sibling's socket, which
+/// net.core.somaxconn may limit to 128.
+pub(crate) const MAX_PASSES: usize = 32;
 
-/// Limit for an offer for a share: for the wait for its turn, and again for the sibling's reply.
-/// This shim can serve the client as well.
-const AT_ONCE: Duration = Duration::from_millis(100);
+/// How long a client that a share gives to a sibling may wait for its turn, and again for the
+/// sibling's reply. After that this shim serves the client itself.
+const OFFER_TIMEOUT: Duration = Duration::from_millis(100);
 
 impl Group {
     /// Takes a client's connection from a sibling.
-    pub(super) fn take_over(&self, request: &IncomingRequest) -> Result<(), String> {
+    pub(super) fn take_over_client(&self, request: &IncomingRequest) -> Result<(), String> {
         if self.machine.phase() != Phase::Joined {
             return Err(format!("this shim is {}", self.machine.phase().as_str()));
         }
@@ -42,10 +43,10 @@ impl Group {
         if self.shared.stop() != Stop::No {
             return Err("this shim is leaving".to_owned());
         }
-        // Descriptors may be missing for the client's connection to an instance, and for the
-        // messages of siblings.
+        // At this limit, descriptors may be missing for the client's connection to an instance, and
+        // for the messages of siblings.
         if self.dispatcher.is_full() {
-            self.count("take", "full");
+            self.count_handover_step("take", "full");
             return Err(
                 "this shim has as many connections as --max-connections or its open files allow"
                     .to_owned(),
@@ -60,13 +61,13 @@ impl Group {
         let peer = socket::check_connection(client.as_fd())?;
         socket::set_nonblocking(client.as_fd()).map_err(|error| error.to_string())?;
         let client = client.try_clone().map_err(|error| error.to_string())?;
-        if !PassToken(token.try_clone().map_err(|error| error.to_string())?).claim() {
-            self.count("take", "late");
+        if !PassToken(token.try_clone().map_err(|error| error.to_string())?).claim_client() {
+            self.count_handover_step("take", "late");
             return Err("the sender already serves the client".to_owned());
         }
         self.dispatcher
-            .take_over(TcpStream::from(client), peer, request.rest.clone());
-        self.count("take", "ok");
+            .take_over_client(TcpStream::from(client), peer, request.rest.clone());
+        self.count_handover_step("take", "ok");
         Ok(())
     }
 
@@ -81,8 +82,8 @@ impl Group {
         } = &self.shared;
         let sibling = self.machine.has_successor();
         if config.cluster.is_some() {
-            let (phase, blocked) = (self.machine.phase(), self.shared.is_blocked());
-            cluster.publish(phase, sibling, blocked, &table.borrow(), config.discover);
+            let (phase, blocked) = (self.machine.phase(), self.shared.is_worker_blocked());
+            cluster.publish_facts(phase, sibling, blocked, &table.borrow(), config.discover);
         }
         let instances = joined
             .into_iter()
@@ -97,17 +98,20 @@ impl Group {
     }
 
     /// Passes a client's connection to the first joined sibling that takes the connection.
-    pub(super) fn pass(&self, pass: Pass) {
+    pub(super) fn pass_client(&self, pass: PassRequest) {
         let (passing, metrics) = (self.siblings.passing.clone(), self.shared.metrics.clone());
         tokio::spawn(async move {
-            let Pass {
+            let PassRequest {
                 client,
                 sent,
                 only,
                 taken,
             } = pass;
-            let passed = passing.pass(client.as_fd(), &sent, only.as_deref()).await;
-            // A client that was only offered for a share is served here otherwise.
+            let passed = passing
+                .pass_client(client.as_fd(), &sent, only.as_deref())
+                .await;
+            // A client that a share offers to a sibling may be declined. This shim then serves the
+            // client, and nothing has failed.
             if passed || only.is_none() {
                 metrics.count_handover("pass", if passed { "ok" } else { "failed" });
             }
@@ -116,27 +120,29 @@ impl Group {
     }
 }
 
-/// Passes at most [`PASSES`] clients at once. All clients of an instance need passing at the moment
-/// when the instance ends.
+/// Passes at most [`MAX_PASSES`] clients at once. All clients of an instance need passing at the
+/// moment when the instance ends.
 #[derive(Debug)]
 pub(super) struct Passer {
-    /// The sockets of the joined siblings with valid leases.
+    /// Sockets of the siblings that may take clients: they have joined, and their leases are valid.
     takers: watch::Sender<Vec<PathBuf>>,
     free: Semaphore,
-    /// Number of replies to passes, so that a waiting pass sees progress.
+    /// Number of siblings' replies so far. A pass that waits for its turn sees by this number that
+    /// siblings reply.
     answers: AtomicU64,
     /// How long a sibling may take to reply.
     patience: Duration,
 }
 
 impl Passer {
-    /// A sibling with a valid lease is busy or stalls for a moment. If the client is instead
-    /// relayed to the sibling's instance, this shim's end cuts the connection. So the wait lasts as
-    /// long as a lease, but no longer than a client may be held.
+    /// Makes a passer. It waits for a sibling's reply as long as a lease lasts, but no longer than
+    /// a client may be held. A sibling with a valid lease is busy or stalls only for a moment. If
+    /// this shim relayed the client to the sibling's instance instead, the end of this shim would
+    /// cut the connection.
     pub(super) fn new(lease: Duration, hold: Duration) -> Self {
         Self {
             takers: watch::Sender::default(),
-            free: Semaphore::new(PASSES),
+            free: Semaphore::new(MAX_PASSES),
             answers: AtomicU64::new(0),
             patience: lease.min(hold),
         }
@@ -144,10 +150,11 @@ impl Passer {
 
     /// Offers a client to the siblings in turn, or only to `only`. Returns true if a sibling has
     /// the client.
-    async fn pass(&self, client: BorrowedFd<'_>, sent: &[u8], only: Option<&Path>) -> bool {
+    async fn pass_client(&self, client: BorrowedFd<'_>, sent: &[u8], only: Option<&Path>) -> bool {
         let turn = match only {
-            // A share should be right also when many clients come at one moment.
-            Some(_) => timeout(AT_ONCE, self.free.acquire())
+            // A short wait is allowed, so that the share comes out right when many clients come at
+            // one moment.
+            Some(_) => timeout(OFFER_TIMEOUT, self.free.acquire())
                 .await
                 .ok()
                 .and_then(Result::ok),
@@ -155,7 +162,7 @@ impl Passer {
         };
         let Some(_turn) = turn else { return false };
         let patience = if only.is_some() {
-            self.patience.min(AT_ONCE)
+            self.patience.min(OFFER_TIMEOUT)
         } else {
             self.patience
         };
@@ -186,11 +193,13 @@ impl Passer {
                 Err(error) => tracing::debug!(path = %path.display(), %error, "not passed"),
             }
         }
-        // With or without a reply, a sibling that has claimed the token has the client.
-        !token.claim()
+        // If the token is gone, a sibling has claimed it and has the client, whether a reply came
+        // or not.
+        !token.claim_client()
     }
 
-    /// Waits for a turn. `None` if no sibling takes clients, or none replies any more.
+    /// Waits until one more client may be on its way. `None` if no sibling takes clients, or none
+    /// replies any more.
     async fn wait_for_permit(&self) -> Option<SemaphorePermit<'_>> {
         let mut turn = pin!(self.free.acquire());
         loop {
@@ -227,8 +236,8 @@ impl PassToken {
         Ok(Self(reader.into()))
     }
 
-    fn claim(self) -> bool {
-        // A descriptor from a sibling may be something else, and must not block.
+    fn claim_client(self) -> bool {
+        // A sibling may have sent another descriptor than a pipe. Reading it must not block.
         let unblocked = fcntl(&self.0, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).is_ok();
         unblocked && read(&self.0, &mut [0]) == Ok(1)
     }

@@ -17,18 +17,18 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, mpsc};
 
-/// The own state for siblings, and the held listeners.
+/// State that this shim announces to its siblings, and the listeners that it holds.
 #[derive(Debug, Default)]
-pub struct Published {
+pub struct PublishedState {
     pub announce: Announce,
-    /// The held listeners to give siblings as duplicates.
+    /// Listeners in `held` that siblings get duplicates of.
     pub guards: BTreeSet<Cookie>,
     pub held: BTreeMap<Cookie, (SocketAddr, Arc<OwnedFd>)>,
 }
 
 /// An event of a connection to a sibling.
 #[derive(Debug)]
-pub enum Event {
+pub enum PeerEvent {
     Connected(ShimId, AsyncFd<OwnedFd>),
     /// The sibling sent an update, with checked listeners.
     Updated(ShimId, Announce, Vec<(Cookie, SocketAddr, OwnedFd)>),
@@ -43,7 +43,7 @@ pub enum Event {
     Written(io::Result<()>),
 }
 
-pub fn lock_published(published: &Mutex<Published>) -> MutexGuard<'_, Published> {
+pub fn lock_published(published: &Mutex<PublishedState>) -> MutexGuard<'_, PublishedState> {
     published.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -53,14 +53,14 @@ pub async fn exchange_updates(
     socket: AsyncFd<OwnedFd>,
     holder: ShimId,
     addresses: Arc<[SocketAddr]>,
-    published: Arc<Mutex<Published>>,
+    published: Arc<Mutex<PublishedState>>,
     changed: Arc<Notify>,
-    events: mpsc::UnboundedSender<Event>,
+    events: mpsc::UnboundedSender<PeerEvent>,
 ) {
     let sending = async {
         match send_updates(&socket, &published, &changed).await {
-            // The sibling's last update can still be read. The reader finds the end after the
-            // update.
+            // The sending half waits for ever now, so that the sibling's last update can still be
+            // read. The receiving half finds the end after that update.
             Err(error) if is_end(&error) => std::future::pending().await,
             ended => ended,
         }
@@ -80,7 +80,7 @@ pub async fn exchange_updates(
         ),
         Ok(()) => {}
     }
-    let _ = events.send(Event::Gone(holder));
+    let _ = events.send(PeerEvent::Gone(holder));
 }
 
 /// True if the error means that the sibling is gone.
@@ -93,14 +93,14 @@ fn is_end(error: &io::Error) -> bool {
 
 async fn send_updates(
     socket: &AsyncFd<OwnedFd>,
-    published: &Mutex<Published>,
+    published: &Mutex<PublishedState>,
     changed: &Notify,
 ) -> io::Result<()> {
     let mut given: BTreeSet<Cookie> = BTreeSet::new();
     loop {
         changed.notified().await;
         loop {
-            // The state is read when the socket has room, not before.
+            // The state is read only when the socket has room, so that it is the latest.
             let mut ready = socket.writable().await?;
             let (message, guards, sockets, more) = {
                 let published = lock_published(published);
@@ -112,8 +112,8 @@ async fn send_updates(
                     .iter()
                     .filter(|(cookie, _)| wanted(cookie))
                     .collect();
-                let more = new.len() > seqpacket::DESCRIPTORS;
-                let new = &new[..new.len().min(seqpacket::DESCRIPTORS)];
+                let more = new.len() > seqpacket::MAX_DESCRIPTORS;
+                let new = &new[..new.len().min(seqpacket::MAX_DESCRIPTORS)];
                 let guards: Vec<_> = new
                     .iter()
                     .map(|(cookie, (address, _))| (**cookie, *address))
@@ -127,7 +127,8 @@ async fn send_updates(
                 (serde_json::to_vec(&update)?, update.guards, sockets, more)
             };
             let descriptors: Vec<_> = sockets.iter().map(|socket| socket.as_fd()).collect();
-            match ready.try_io(|to| seqpacket::transmit(to.as_fd(), &message, &descriptors)) {
+            match ready.try_io(|to| seqpacket::transmit_message(to.as_fd(), &message, &descriptors))
+            {
                 Err(_would_block) => continue,
                 Ok(sent) => sent?,
             }
@@ -143,7 +144,7 @@ async fn receive_updates(
     socket: &AsyncFd<OwnedFd>,
     holder: ShimId,
     addresses: &[SocketAddr],
-    events: &mpsc::UnboundedSender<Event>,
+    events: &mpsc::UnboundedSender<PeerEvent>,
 ) -> io::Result<()> {
     let invalid = |what: String| {
         io::Error::new(
@@ -151,12 +152,12 @@ async fn receive_updates(
             format!("invalid message from peer: {what}"),
         )
     };
-    let mut buffer = vec![0; seqpacket::MESSAGE];
+    let mut buffer = vec![0; seqpacket::MAX_MESSAGE];
     let mut reset = false;
     loop {
         let received = socket
             .async_io(Interest::READABLE, |socket| {
-                seqpacket::receive(socket.as_fd(), &mut buffer)
+                seqpacket::receive_message(socket.as_fd(), &mut buffer)
             })
             .await;
         let received = match received {
@@ -184,9 +185,9 @@ async fn receive_updates(
         let mut checked = Vec::new();
         for ((cookie, address), descriptor) in guards.into_iter().zip(received.descriptors) {
             socket::check_listener(descriptor.as_fd(), address, cookie.0)
-                .map_err(|why| invalid(format!("of the listener of {address}: {why}")))?;
-            // The shims of a berth may have different addresses. Listeners of unknown addresses are
-            // not kept.
+                .map_err(|why| invalid(format!("the sibling's listener of {address}: {why}")))?;
+            // Two shims may share one address and differ in others. A listener of an address that
+            // this shim does not listen on is not kept.
             if addresses.contains(&address) {
                 checked.push((cookie, address, descriptor));
             } else {
@@ -194,7 +195,7 @@ async fn receive_updates(
             }
         }
         if events
-            .send(Event::Updated(holder, announce, checked))
+            .send(PeerEvent::Updated(holder, announce, checked))
             .is_err()
         {
             return Ok(());
@@ -209,7 +210,7 @@ mod tests {
 
     /// Returns the events of a sibling that sent an update and died. `unread`: the sibling left
     /// unread data. `updates`: an update was being sent to the sibling.
-    async fn receive_events(unread: bool, updates: bool) -> Vec<Event> {
+    async fn receive_events(unread: bool, updates: bool) -> Vec<PeerEvent> {
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
         let (theirs, ours) =
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
@@ -225,9 +226,9 @@ mod tests {
             guards,
         };
         let last = serde_json::to_vec(&update).unwrap();
-        seqpacket::transmit(theirs.as_fd(), &last, &[listener.as_fd()]).unwrap();
+        seqpacket::transmit_message(theirs.as_fd(), &last, &[listener.as_fd()]).unwrap();
         if unread {
-            seqpacket::transmit(ours.as_fd(), b"unread", &[]).unwrap();
+            seqpacket::transmit_message(ours.as_fd(), b"unread", &[]).unwrap();
         }
         drop(theirs);
         let ours = berth_os::make_awaitable(ours, Interest::READABLE | Interest::WRITABLE).unwrap();
@@ -250,11 +251,15 @@ mod tests {
 
     #[tokio::test]
     async fn the_last_update_of_a_sibling_that_died_is_received() {
-        // Chance decides which half of the connection comes first.
+        // Either the sending or the receiving half may notice the death first, by chance. So each
+        // case is tried many times.
         for _ in 0..20 {
             for (unread, updates) in [(false, false), (true, false), (false, true), (true, true)] {
                 let events = receive_events(unread, updates).await;
-                let [Event::Updated(ShimId(1), _, guards), Event::Gone(ShimId(1))] = &events[..]
+                let [
+                    PeerEvent::Updated(ShimId(1), _, guards),
+                    PeerEvent::Gone(ShimId(1)),
+                ] = &events[..]
                 else {
                     panic!("unread {unread}, updates {updates}: {events:?}")
                 };

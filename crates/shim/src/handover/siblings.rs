@@ -2,9 +2,9 @@
 
 use super::Group;
 use super::passing::Passer;
-use super::peers::Event;
+use super::peers::PeerEvent;
 use crate::config::Config;
-use berth_node::instance::InstanceId;
+use berth_node::instance_id::InstanceId;
 use berth_node::ipc::wire::{Ask, Reply};
 use berth_node::ipc::{self, IncomingRequest, PATIENCE};
 use berth_node::registry::lease;
@@ -19,38 +19,39 @@ use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
-/// Time between two checks whether an awaited sibling has died. Without a connection, a death
-/// causes no event.
-pub(super) const DEAD: Duration = Duration::from_millis(50);
+/// Time between two checks for dead siblings, as long as this shim awaits the first update of a
+/// sibling. The sibling's death causes no event, since there is no connection yet.
+pub(super) const DEAD_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Most problems that are remembered as logged.
-const LOGGED: usize = 100;
+/// Maximum number of problems that are remembered so that each is logged once.
+const MAX_LOGGED: usize = 100;
 
 /// How a connection to a sibling is being established.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Connecting {
+pub(super) enum ConnectionState {
     Dialled,
     /// The sibling dialled, and gets a reply.
     Accepted,
 }
 
 pub(super) struct Siblings {
-    /// Instances of the siblings that have a lease, for the paths of their sockets.
+    /// The instance of each sibling that has a lease. A sibling's socket is named after its
+    /// instance.
     pub(super) instances: BTreeMap<ShimId, InstanceId>,
-    pub(super) connecting: BTreeMap<ShimId, Connecting>,
-    /// Notify the writers of established connections.
+    pub(super) connecting: BTreeMap<ShimId, ConnectionState>,
+    /// Wakes the writer of each established connection, which then sends an update.
     pub(super) writers: BTreeMap<ShimId, Arc<Notify>>,
     pub(super) unreachable: BTreeMap<ShimId, String>,
-    /// Siblings without a connection, if the missing connection was logged.
+    /// Siblings without a connection for which this has been logged.
     pub(super) logged_unconnected: BTreeSet<ShimId>,
-    /// When [`Group::find_dead`] last looked.
+    /// When this shim last looked for siblings that have died.
     pub(super) looked: Option<Instant>,
-    pub(super) events: mpsc::UnboundedSender<Event>,
+    pub(super) events: mpsc::UnboundedSender<PeerEvent>,
     pub(super) passing: Arc<Passer>,
 }
 
 impl Siblings {
-    pub(super) fn new(config: &Config, events: mpsc::UnboundedSender<Event>) -> Self {
+    pub(super) fn new(config: &Config, events: mpsc::UnboundedSender<PeerEvent>) -> Self {
         Self {
             instances: BTreeMap::new(),
             connecting: BTreeMap::new(),
@@ -65,11 +66,13 @@ impl Siblings {
 }
 
 impl Group {
-    pub(super) fn dial(&mut self, holder: ShimId, instance: &InstanceId) {
+    pub(super) fn dial_sibling(&mut self, holder: ShimId, instance: &InstanceId) {
         let Ok(path) = self.shared.berth.socket_path(instance) else {
             return;
         };
-        self.siblings.connecting.insert(holder, Connecting::Dialled);
+        self.siblings
+            .connecting
+            .insert(holder, ConnectionState::Dialled);
         let (me, events, shared, instance) = (
             self.me,
             self.siblings.events.clone(),
@@ -82,13 +85,13 @@ impl Group {
             let path = path.display();
             let event = match answer {
                 Ok((Reply::Joined { holder: there }, socket)) if there == holder => {
-                    Event::Connected(holder, socket)
+                    PeerEvent::Connected(holder, socket)
                 }
                 Ok((Reply::Joined { holder: there }, socket)) => {
                     let read = move || lease::read(&shared.berth, &instance);
                     let read = shared
                         .run_dir
-                        .within(PATIENCE, read)
+                        .call_within(PATIENCE, read)
                         .await
                         .ok()
                         .and_then(Result::ok)
@@ -96,23 +99,25 @@ impl Group {
                     let leased = read.map(|lease| lease.holder_identity);
                     if leased == Some(there) {
                         // The sibling was restarted after its lease was read.
-                        let _ = events.send(Event::Unreachable(
+                        let _ = events.send(PeerEvent::Unreachable(
                             holder,
                             format!("{path} has another holder now"),
                         ));
-                        Event::Connected(there, socket)
+                        PeerEvent::Connected(there, socket)
                     } else {
-                        Event::Conflict(
+                        PeerEvent::Conflict(
                             holder,
-                            format!("{path} is answered by {there}, and the lease is of {holder}"),
+                            format!(
+                                "the shim {there} answers {path}, but the lease belongs to the shim {holder}"
+                            ),
                         )
                     }
                 }
-                Ok((reply, _)) => Event::Refused(holder, format!("{path} replied {reply:?}")),
+                Ok((reply, _)) => PeerEvent::Refused(holder, format!("{path} replied {reply:?}")),
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                    Event::Refused(holder, error.to_string())
+                    PeerEvent::Refused(holder, error.to_string())
                 }
-                Err(error) => Event::Unreachable(holder, format!("{path}: {error}")),
+                Err(error) => PeerEvent::Unreachable(holder, format!("{path}: {error}")),
             };
             let _ = events.send(event);
         });
@@ -122,14 +127,14 @@ impl Group {
     /// shim's socket listens before the socket gets its name, and the name is removed before the
     /// socket closes. So a refused connection proves that the socket's process is gone. A missing
     /// socket or a full queue proves nothing.
-    pub(super) async fn find_dead(&mut self) {
+    pub(super) async fn mark_dead_siblings(&mut self) {
         self.tick();
         let awaited = self.machine.awaited_siblings();
         if awaited.is_empty()
             || self
                 .siblings
                 .looked
-                .is_some_and(|looked| looked.elapsed() < DEAD)
+                .is_some_and(|looked| looked.elapsed() < DEAD_CHECK_INTERVAL)
         {
             return;
         }
@@ -157,18 +162,18 @@ impl Group {
         for (holder, path) in self
             .shared
             .run_dir
-            .within(self.patience(), look)
+            .call_within(self.request_timeout(), look)
             .await
             .unwrap_or_default()
         {
             tracing::info!(socket = %path.display(), "a sibling has died: its socket refuses connections, although its lease is valid");
             let actions = self.machine.on_gone(self.now(), holder);
-            self.act(actions);
+            self.carry_out_actions(actions);
         }
     }
 
     /// Forgets siblings with neither a lease nor a connection: each start of a shim has a new ID.
-    pub(super) fn forget(&mut self, leased: &BTreeSet<ShimId>) {
+    pub(super) fn forget_siblings_except(&mut self, leased: &BTreeSet<ShimId>) {
         self.machine.forget_dead(leased);
         let Siblings {
             instances,
@@ -186,8 +191,9 @@ impl Group {
         instances.retain(|holder, _| known(holder));
         unreachable.retain(|holder, _| known(holder));
         logged_unconnected.retain(known);
-        // Problems contain IDs, too. Some problems are logged again after this.
-        if self.logged_problems.len() > LOGGED {
+        // Problems contain the IDs of shims, so old ones are forgotten, too. Some problems are
+        // logged again after this.
+        if self.logged_problems.len() > MAX_LOGGED {
             self.logged_problems.clear();
         }
     }
@@ -196,20 +202,20 @@ impl Group {
     pub(super) fn record_failed_dial(&mut self, holder: ShimId, why: &str) -> bool {
         self.siblings.unreachable.insert(holder, why.to_owned());
         // The sibling may have dialled meanwhile.
-        if self.siblings.connecting.get(&holder) == Some(&Connecting::Dialled) {
+        if self.siblings.connecting.get(&holder) == Some(&ConnectionState::Dialled) {
             self.siblings.connecting.remove(&holder);
         }
         !self.siblings.writers.contains_key(&holder)
             && !self.siblings.connecting.contains_key(&holder)
     }
 
-    /// Checks that a shim may join. The error says why not.
-    fn may_join(&self, holder: ShimId) -> Result<(), String> {
+    /// Checks that the shim with this ID may connect. The error says why it may not.
+    fn check_may_join(&self, holder: ShimId) -> Result<(), String> {
         let taken = |what: &str| format!("the name {holder} is {what}");
         if holder == self.me {
             Err(taken("this shim's own"))
         } else if self.siblings.writers.contains_key(&holder)
-            || self.siblings.connecting.get(&holder) == Some(&Connecting::Accepted)
+            || self.siblings.connecting.get(&holder) == Some(&ConnectionState::Accepted)
         {
             Err(taken("connected already"))
         } else {
@@ -217,10 +223,10 @@ impl Group {
         }
     }
 
-    /// Two processes use one ID. The first process stays: messages under the ID on another
-    /// connection do not affect the first.
+    /// Logs that two processes use one ID. The first process keeps the ID: messages on another
+    /// connection with the same ID do not affect the first.
     pub(super) fn report_conflict(&mut self, why: &str) {
-        self.count("connect", "conflict");
+        self.count_handover_step("connect", "conflict");
         if self.logged_problems.insert(why.to_owned()) {
             tracing::warn!(
                 code = %explained::FALSE_NAME,
@@ -231,32 +237,33 @@ impl Group {
 
     pub(super) fn on_request(&mut self, request: IncomingRequest) {
         let reply = match request.ask {
-            Ask::Join { holder } => match self.may_join(holder) {
+            Ask::Join { holder } => match self.check_may_join(holder) {
                 Err(why) => {
                     self.report_conflict(&why);
                     Reply::Refused(why)
                 }
-                // Both shims dial: the connection dialled by the smaller ID stays.
+                // Both shims have dialled each other. The connection that the smaller ID dialled
+                // stays.
                 Ok(()) if self.me < holder && self.siblings.connecting.contains_key(&holder) => {
                     Reply::Refused("this shim dials itself".into())
                 }
                 Ok(()) => {
                     self.siblings
                         .connecting
-                        .insert(holder, Connecting::Accepted);
+                        .insert(holder, ConnectionState::Accepted);
                     let (me, events) = (self.me, self.siblings.events.clone());
                     tokio::spawn(async move {
                         let _ =
                             events.send(match request.reply(&Reply::Joined { holder: me }).await {
-                                Some(socket) => Event::Connected(holder, socket),
-                                None => Event::Gone(holder),
+                                Some(socket) => PeerEvent::Connected(holder, socket),
+                                None => PeerEvent::Gone(holder),
                             });
                     });
                     return;
                 }
             },
             Ask::Pass => self
-                .take_over(&request)
+                .take_over_client(&request)
                 .map_or_else(Reply::Refused, |()| Reply::Done),
             Ask::Share(ref share) => self
                 .apply_share(share.clone())

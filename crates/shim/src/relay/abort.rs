@@ -6,8 +6,9 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::AsFd;
 use tokio::net::TcpStream;
 
-/// Resets its peer when dropped: the shim ended first (the drain deadline, a second signal), or an
-/// attempt was abandoned. After a FIN, a client could take a part of an answer for the whole.
+/// A socket that resets its peer when dropped. The shim then ends first (the drain deadline, a
+/// second signal), or an attempt was abandoned. After a FIN, a client could take a part of an
+/// answer for the whole.
 #[derive(Debug)]
 pub(super) struct AbortOnDrop {
     stream: TcpStream,

@@ -13,11 +13,11 @@ use super::copy::{ResetWatch, with_buffer};
 use super::opening::{Opening, TriedEpochs};
 use super::replay_buffer::ReplayBuffer;
 use super::source::Source;
-use super::{Context, Outcome, Pass};
+use super::{Context, Outcome, PassRequest};
 use crate::backend::{BackendInstance, Table};
 use crate::gate::HandshakeSlot;
 use crate::share::Placement;
-use berth_node::instance::InstanceId;
+use berth_node::instance_id::InstanceId;
 use berth_node::terms::InstanceHealth;
 use berth_os::socket;
 use std::future::poll_fn;
@@ -39,21 +39,21 @@ use tokio::time::{Instant, timeout, timeout_at};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How often a connection is offered to siblings: on arrival, and after a hold.
-const PASSES: u8 = 2;
+const MAX_PASSES: u8 = 2;
 
 /// Time between two attempts when descriptors, memory or ports ran out.
-const PAUSE: Duration = Duration::from_millis(100);
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// Source addresses to try when a source has no port left.
-const SOURCES: usize = 3;
+/// Number of source addresses to try if other processes use all ports of a source.
+const MAX_SOURCES: usize = 3;
 
-/// An instance that has the client.
-pub(super) enum Reached {
+/// How an instance has got the client.
+pub(super) enum ReachedInstance {
     /// A connection to an instance that has answered, or that has bytes of the client which cannot
     /// be replayed.
     Connected {
         backend: AbortOnDrop,
-        /// In use as long as the connection.
+        /// Source address of the connection. It counts as used until the connection ends.
         source: Option<Source>,
         instance: InstanceId,
         exchanged: ExchangedBytes,
@@ -62,7 +62,7 @@ pub(super) enum Reached {
     Injected(InstanceId),
 }
 
-/// The bytes of both ends so far.
+/// The bytes that the client and the instance have sent so far.
 pub(super) struct ExchangedBytes {
     /// Bytes of the client that the instance already has.
     pub(super) sent: usize,
@@ -91,15 +91,15 @@ impl Opening<'_> {
     ///
     /// # Errors
     /// How the connection ended instead. The client's socket is set to reset where necessary.
-    pub(super) async fn reach_instance(mut self) -> Result<Reached, Outcome> {
+    pub(super) async fn reach_instance(mut self) -> Result<ReachedInstance, Outcome> {
         let context = self.context;
         let mut table = context.table.clone();
-        let mut passes = if self.kept.passed { 0 } else { PASSES };
+        let mut passes = if self.kept.passed { 0 } else { MAX_PASSES };
         if !self.kept.passed
-            && let Some(sibling) = self.sibling_by_share()
+            && let Some(sibling) = self.choose_sibling()
         {
-            let passed = self.pass(Some(sibling)).await;
-            context.share.count(if passed {
+            let passed = self.pass_client(Some(sibling)).await;
+            context.share.count_placement(if passed {
                 Placement::Passed
             } else {
                 Placement::Declined
@@ -111,25 +111,27 @@ impl Opening<'_> {
         let mut again = false;
         loop {
             let leaving = context.state.borrow().is_leaving();
-            // The instance stopped, or gave up waiting for the client (kube-apiserver: 32 s). A
-            // silent client gets another attempt only after sending something.
+            // The last attempt ended because the instance stopped, or gave up waiting for the
+            // client (kube-apiserver: 32 s). A silent client gets another attempt only after
+            // sending something.
             if let Some(outcome) = self.ended
                 && self.kept.bytes.is_empty()
                 && !leaving
                 && !self.wait_for_bytes().await
             {
-                return Err(self.end_with(outcome));
+                return Err(self.end_client(outcome));
             }
             let picked = pick_instance(&table.borrow_and_update(), leaving, &self.tried).cloned();
-            // A relay to a sibling's instance would end with this shim, which may be about to
-            // follow its own instance. The sibling should have the socket itself.
+            // If this shim relayed to a sibling's instance, the connection would end with this
+            // shim, which may soon end like its own instance. The sibling should have the socket
+            // itself.
             let is_elsewhere = picked.as_ref().is_none_or(|instance| !instance.own);
             let is_linked = picked
                 .as_ref()
-                .is_some_and(|instance| self.link_to(instance).is_some());
+                .is_some_and(|instance| self.find_link(instance).is_some());
             if passes > 0 && is_elsewhere && !is_linked && (leaving || !context.stays) {
                 passes -= 1;
-                if self.pass(None).await {
+                if self.pass_client(None).await {
                     return Err(Outcome::Passed);
                 }
             }
@@ -137,92 +139,96 @@ impl Opening<'_> {
                 if let Some(outcome) = self.ended
                     && table
                         .borrow()
-                        .pick(|instance| !self.tried.has_refused(instance))
+                        .pick_instance(|instance| !self.tried.has_refused(instance))
                         .is_some()
                 {
-                    // The instance is ready and ended two attempts, so it ended them on purpose.
-                    return Err(self.end_with(outcome));
+                    // The instance is ready and has ended two attempts of this connection, so it
+                    // has done that on purpose.
+                    return Err(self.end_client(outcome));
                 }
                 let tried = self.tried.clone();
                 let found = async {
-                    // The sender lives as long as the workers do.
+                    // The wait cannot fail: the sender lives as long as the workers do.
                     let _ = table
                         .wait_for(|table| pick_instance(table, leaving, &tried).is_some())
                         .await;
                 };
-                self.hold(found).await?;
+                self.hold_client(found).await?;
                 continue;
             };
             let tried = self.tried.clone();
             tokio::select! {
                 biased;
-                admitted = self.wait_for_turn(&instance) => admitted.map_err(|outcome| self.end_with(outcome))?,
+                admitted = self.wait_for_turn(&instance) => admitted.map_err(|outcome| self.end_client(outcome))?,
                 () = wait_for_other_choice(context, &mut table, leaving, instance.epoch, &tried) => {
                     self.leave_queue();
                     continue;
                 }
             }
             let replay = std::mem::replace(&mut again, true);
-            let result = match self.inject(&instance, &mut table, &tried, replay).await {
+            let result = match self
+                .inject_client(&instance, &mut table, &tried, replay)
+                .await
+            {
                 Some(result) => result,
                 None => tokio::select! {
                     biased;
-                    result = self.attempt(&instance, replay) => result,
-                    () = wait_until_stuck(&mut table, instance.epoch, &tried) => {
+                    result = self.try_instance(&instance, replay) => result,
+                    () = wait_until_instance_stuck(&mut table, instance.epoch, &tried) => {
                         self.leave_queue();
                         AttemptResult::Abandoned
                     }
                 },
             };
             match result {
-                AttemptResult::Injected => return Ok(Reached::Injected(instance.id)),
+                AttemptResult::Injected => return Ok(ReachedInstance::Injected(instance.id)),
                 AttemptResult::Answered(backend, source, exchanged) => {
-                    return Ok(Reached::Connected {
+                    return Ok(ReachedInstance::Connected {
                         backend,
                         source,
                         instance: instance.id,
                         exchanged,
                     });
                 }
-                AttemptResult::Refused(outcome) => return Err(self.end_with(outcome)),
+                AttemptResult::Refused(outcome) => return Err(self.end_client(outcome)),
                 AttemptResult::Unreachable(error) => {
                     tracing::debug!(instance = %instance.id, address = %instance.address, %error, "cannot connect");
                     if error.kind() == io::ErrorKind::ConnectionRefused {
                         context.report_refused(&instance);
-                        self.tried.refuse(instance.epoch);
+                        self.tried.add_refusal(instance.epoch);
                     } else if is_local_shortage(&error) {
                         // The shortage is not the instance's fault, and connections that end
                         // release resources.
                         again = replay;
-                        self.hold(tokio::time::sleep(PAUSE)).await?;
+                        self.hold_client(tokio::time::sleep(RETRY_PAUSE)).await?;
                     } else {
-                        self.tried.add(instance.epoch);
+                        self.tried.add_attempt(instance.epoch);
                         self.ended = Some(Outcome::BackendReset);
                     }
                 }
                 AttemptResult::Ended(outcome) => {
                     if self.kept.is_given_up() {
-                        return Err(self.end_with(outcome));
+                        return Err(self.end_client(outcome));
                     }
-                    tracing::debug!(instance = %instance.id, outcome = outcome.as_str(), "ended before its first byte: replay");
-                    self.tried.add(instance.epoch);
+                    tracing::debug!(instance = %instance.id, outcome = outcome.as_str(), "the attempt ended before the first byte of the instance: replay");
+                    self.tried.add_attempt(instance.epoch);
                     self.ended = Some(outcome);
                 }
                 AttemptResult::Abandoned if self.kept.is_given_up() => {
-                    return Err(self.end_with(Outcome::ClientLeft));
+                    return Err(self.end_client(Outcome::ClientLeft));
                 }
                 AttemptResult::Abandoned => {
-                    tracing::debug!(instance = %instance.id, "no first byte, and another instance is ready: replay");
+                    tracing::debug!(instance = %instance.id, "the instance has sent no byte, and another instance is ready: replay");
                     context.count_answer(&instance, None);
-                    self.tried.add(instance.epoch);
+                    self.tried.add_attempt(instance.epoch);
                 }
             }
         }
     }
 
-    /// Returns the socket of the sibling that gets a new connection for a share. `None` if no share
-    /// applies, or if the own instance would not serve the connection anyway.
-    fn sibling_by_share(&self) -> Option<Arc<Path>> {
+    /// Returns the socket of the sibling that a share gives a new connection to. `None` if no share
+    /// is in force, or if the own instance would not serve the connection anyway.
+    fn choose_sibling(&self) -> Option<Arc<Path>> {
         let context = self.context;
         if !context.share.is_on() || context.state.borrow().is_leaving() {
             return None;
@@ -230,25 +236,25 @@ impl Opening<'_> {
         if !context
             .table
             .borrow()
-            .pick(|_| true)
+            .pick_instance(|_| true)
             .is_some_and(|picked| picked.own)
         {
             return None;
         }
         context
             .share
-            .sibling_for(self.peer, self.client.local_addr().ok(), Instant::now())
+            .choose_sibling(self.peer, self.client.local_addr().ok(), Instant::now())
     }
 
     /// Offers the connection to a sibling, or only to `only`, which must reply immediately. Returns
     /// true if a sibling has the connection: the caller may then drop its descriptor.
-    async fn pass(&mut self, only: Option<Arc<Path>>) -> bool {
+    async fn pass_client(&mut self, only: Option<Arc<Path>>) -> bool {
         let Ok(duplicate) = self.client.as_fd().try_clone_to_owned() else {
             return false;
         };
         let (taken, answer) = oneshot::channel();
         self.client.set_abort(false);
-        let pass = Pass {
+        let pass = PassRequest {
             client: duplicate,
             sent: self.kept.consumed_bytes().to_vec(),
             only,
@@ -261,13 +267,13 @@ impl Opening<'_> {
 
     /// Makes an attempt at an instance, up to the instance's first byte or the end of the
     /// connection. A dropped attempt resets its connection.
-    async fn attempt(&mut self, instance: &BackendInstance, replay: bool) -> AttemptResult {
+    async fn try_instance(&mut self, instance: &BackendInstance, replay: bool) -> AttemptResult {
         let context = self.context;
         let mut slot = self.turn.slot.take();
         let mut handshake = self
             .kept
             .is_client_hello()
-            .then(|| instance.handshakes.begin());
+            .then(|| instance.handshakes.begin_handshake());
         let connected =
             connect_and_send(context, instance.address, self.peer, &self.kept.bytes).await;
         let (mut backend, mut sent, source) = match connected {
@@ -281,13 +287,17 @@ impl Opening<'_> {
             context.stats.replays.fetch_add(1, Relaxed);
         }
         loop {
-            // The instance has nothing to answer yet, so no handshake is in flight.
-            let is_early = !self.kept.is_whole();
+            // While the ClientHello is incomplete, the instance has nothing to answer, and no
+            // handshake is in flight.
+            let is_early = !self.kept.has_whole_hello();
             if handshake.is_none() && self.kept.is_client_hello() {
-                handshake = Some(instance.handshakes.begin());
+                handshake = Some(instance.handshakes.begin_handshake());
             }
             let began = Instant::now();
-            let counts_until = slot.as_ref().filter(|_| !is_early).map(HandshakeSlot::ends);
+            let counts_until = slot
+                .as_ref()
+                .filter(|_| !is_early)
+                .map(HandshakeSlot::end_time);
             let first = wait_for_first_byte(
                 self.client,
                 &mut backend,
@@ -305,7 +315,7 @@ impl Opening<'_> {
                     if !exchanged.down.is_empty()
                         && let Some(handshake) = handshake
                     {
-                        handshake.end();
+                        handshake.end_handshake();
                         context.count_answer(instance, Some(began.elapsed()));
                     }
                     return AttemptResult::Answered(backend, source, exchanged);
@@ -318,7 +328,7 @@ impl Opening<'_> {
                 Err(outcome @ Outcome::ClientReset) => return AttemptResult::Refused(outcome),
                 Err(outcome) => {
                     if let Some(handshake) = handshake {
-                        handshake.end();
+                        handshake.end_handshake();
                         context.count_answer(instance, None);
                     }
                     backend.close();
@@ -332,7 +342,7 @@ impl Opening<'_> {
 /// Waits until an instance is stuck or gone, and another instance that may be tried is ready. An
 /// instance that only fails its probe may be slow, and moving its clients would only add handshakes
 /// for the next instance.
-pub(super) async fn wait_until_stuck(
+pub(super) async fn wait_until_instance_stuck(
     table: &mut watch::Receiver<Arc<Table>>,
     epoch: u64,
     tried: &TriedEpochs,
@@ -346,10 +356,10 @@ pub(super) async fn wait_until_stuck(
             && table
                 .instances
                 .iter()
-                .any(|other| other.health() == InstanceHealth::Ready && tried.allows(other))
+                .any(|other| other.health() == InstanceHealth::Ready && tried.allows_attempt(other))
     };
     if table.wait_for(is_stuck).await.is_err() {
-        // The sender is gone, and the shim with it.
+        // Without a sender, the shim is about to end, and so is this wait.
         std::future::pending::<()>().await;
     }
 }
@@ -359,11 +369,11 @@ fn pick_instance<'table>(
     leaving: bool,
     tried: &TriedEpochs,
 ) -> Option<&'table BackendInstance> {
-    let usable = |instance: &BackendInstance| tried.allows(instance);
+    let usable = |instance: &BackendInstance| tried.allows_attempt(instance);
     if leaving {
-        table.pick_leaving(usable)
+        table.pick_instance_while_leaving(usable)
     } else {
-        table.pick(usable)
+        table.pick_instance(usable)
     }
 }
 
@@ -384,7 +394,7 @@ async fn wait_for_other_choice(
         changed = state.wait_for(|state| state.is_leaving() != leaving) => changed.is_ok(),
     };
     if !changed {
-        // The senders are gone, and the shim with them.
+        // Without the senders, the shim is about to end, and so is this wait.
         std::future::pending::<()>().await;
     }
 }
@@ -395,10 +405,10 @@ async fn wait_with_slot(
     first_byte: impl Future<Output = Result<Option<ExchangedBytes>, Outcome>>,
 ) -> Result<Option<ExchangedBytes>, Outcome> {
     let mut first_byte = std::pin::pin!(first_byte);
-    let first = timeout_at(slot.ends(), &mut first_byte).await;
+    let first = timeout_at(slot.end_time(), &mut first_byte).await;
     match &first {
-        Err(_) => slot.end(),
-        Ok(Ok(Some(exchanged))) if !exchanged.down.is_empty() => slot.end(),
+        Err(_) => slot.end_handshake(),
+        Ok(Ok(Some(exchanged))) if !exchanged.down.is_empty() => slot.end_handshake(),
         Ok(_) => drop(slot),
     }
     match first {
@@ -417,12 +427,14 @@ async fn connect_and_send(
 ) -> io::Result<(TcpStream, usize, Option<Source>)> {
     // An instance on another host cannot be reached from a loopback address.
     if to.is_ipv4() && (to.ip().is_loopback() || context.from_loopback) {
-        let mut source = context.sources.acquire(client.ip(), 0);
-        for _ in 0..SOURCES {
+        let mut source = context.sources.acquire_source(client.ip(), 0);
+        for _ in 0..MAX_SOURCES {
             match connect_from(context, Some(source.address.into()), to, first).await {
-                // Other processes have the source's ports.
+                // Other processes use all ports of this source address.
                 Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {
-                    source = context.sources.acquire(client.ip(), source.number + 1);
+                    source = context
+                        .sources
+                        .acquire_source(client.ip(), source.number + 1);
                 }
                 connected => return connected.map(|(stream, sent)| (stream, sent, Some(source))),
             }
@@ -445,8 +457,8 @@ async fn connect_from(
 ) -> io::Result<(TcpStream, usize)> {
     let started = Instant::now();
     let stream = socket::connect(to, source)?;
-    // The TCP handshake with an instance of this host has ended by now: neither a timer nor a wait
-    // is needed.
+    // With an instance of this host, connect(2) has completed the TCP handshake by now. So neither
+    // a timer nor a wait is needed.
     let (connected, sent) = if first.is_empty() {
         (stream.peer_addr().is_ok(), 0)
     } else {
@@ -471,8 +483,8 @@ async fn connect_from(
 }
 
 /// Sends the client's bytes on, and keeps them, until the instance's first byte. The instance
-/// already has `sent` bytes. `None` if the attempt was too early for an answer and the ClientHello
-/// is complete now.
+/// already has `sent` bytes. `None` if the attempt began before the ClientHello was complete, and
+/// it is complete now.
 ///
 /// While the handshake has a slot, no more is read than the buffer can keep.
 ///
@@ -491,7 +503,7 @@ async fn wait_for_first_byte(
     let mut watch = ResetWatch::default();
     poll_fn(|cx| {
         loop {
-            if is_early && kept.is_whole() {
+            if is_early && kept.has_whole_hello() {
                 return Poll::Ready(Ok(None));
             }
             if !kept.is_replayable() {
@@ -526,7 +538,7 @@ async fn wait_for_first_byte(
                     Ok(written) => *sent += written,
                     Err(_) => return Poll::Ready(read_before_reset(backend, kept, *sent)),
                 }
-            } else if kept.finished || kept.is_full() && kept.is_whole() && counts() {
+            } else if kept.finished || kept.is_full() && kept.has_whole_hello() && counts() {
                 // A client that sends more than a ClientHello first gets the answer to the
                 // ClientHello.
                 if kept.finished && !finished {
@@ -601,7 +613,8 @@ mod tests {
     use super::*;
     use std::net::TcpListener;
 
-    /// The event loop knows that the socket is writable, and not yet that the socket is readable.
+    /// In this test, the event loop knows that the socket is writable, and not yet that it is
+    /// readable.
     #[tokio::test]
     async fn an_answer_before_a_reset_is_found_by_the_write_that_fails() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

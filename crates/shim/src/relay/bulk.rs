@@ -13,57 +13,58 @@ use std::task::{Context, Poll, ready};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
-/// Most bytes per move, and the size of a pipe: the largest size without privilege (pipe-max-size).
-/// With pipes and moves of 256 KiB, a transfer costs a fifth to a half more CPU time.
-pub(super) const MOST: usize = 1024 * 1024;
+/// Maximum number of bytes per move, and the size of a pipe. Larger pipes would need a privilege
+/// (pipe-max-size). With pipes and moves of 256 KiB, a transfer costs a fifth to a half more CPU
+/// time.
+pub(super) const MAX_MOVE: usize = 1024 * 1024;
 
-/// Most pipes of size `MOST`. All pipes of a user share 64 MiB (pipe-user-pages-soft), beyond which
-/// each new pipe has 8 KiB, and kube-apiserver may be the same user. Further pipes have the default
-/// size.
-const LARGE_PIPES: usize = 8;
+/// Maximum number of pipes of size `MOST` in this process. All pipes of a user share 64 MiB
+/// (pipe-user-pages-soft), beyond which each new pipe has 8 KiB, and kube-apiserver may be the same
+/// user. Further pipes have the default size.
+const MAX_LARGE_PIPES: usize = 8;
 
 /// Default size of a pipe.
-const PLAIN: usize = 64 * 1024;
+const PIPE_SIZE: usize = 64 * 1024;
 
-/// Most pipes of a thread, of two descriptors each.
-pub(crate) const PIPES: u32 = 1;
+/// Maximum number of pipes of a thread. Each pipe has two descriptors.
+pub(crate) const MAX_PIPES: u32 = 1;
 
-/// Least bytes of a large move.
-pub(super) const LARGE: usize = 64 * 1024;
+/// A move of at least this many bytes is large.
+pub(super) const LARGE_MOVE: usize = 64 * 1024;
 
-/// Consecutive large moves that make a direction bulk: an answer of less than half a megabyte ends
-/// before a pipe would pay.
-const MANY: u8 = 4;
+/// Number of consecutive large moves after which a direction uses a pipe. An answer of less than
+/// half a megabyte ends before a pipe would pay.
+const BULK_MOVES: u8 = 4;
 
-static COUNT: AtomicUsize = AtomicUsize::new(0);
+static PIPE_COUNT: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    static PIPE: Cell<Option<Counted>> = const { Cell::new(None) };
+    static PIPE: Cell<Option<CountedPipe>> = const { Cell::new(None) };
 }
 
-/// A pipe that counts as long as it exists.
+/// A pipe that is counted in [`PIPE_COUNT`] as long as it exists.
 #[derive(Debug)]
-struct Counted(Pipe);
+struct CountedPipe(Pipe);
 
-impl Counted {
+impl CountedPipe {
     fn new() -> io::Result<Self> {
-        let pipe = Pipe::new(if COUNT.load(Ordering::Relaxed) < LARGE_PIPES {
-            MOST
+        let pipe = Pipe::new(if PIPE_COUNT.load(Ordering::Relaxed) < MAX_LARGE_PIPES {
+            MAX_MOVE
         } else {
-            PLAIN
+            PIPE_SIZE
         })?;
-        COUNT.fetch_add(1, Ordering::Relaxed);
+        PIPE_COUNT.fetch_add(1, Ordering::Relaxed);
         Ok(Self(pipe))
     }
 }
 
-impl Drop for Counted {
+impl Drop for CountedPipe {
     fn drop(&mut self) {
-        COUNT.fetch_sub(1, Ordering::Relaxed);
+        PIPE_COUNT.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// Decides by the latest moves whether a direction moves a lot.
+/// Decides whether a direction uses a pipe, by the sizes of its latest moves.
 #[derive(Debug, Default)]
 pub(super) struct Bulk {
     large: u8,
@@ -71,14 +72,14 @@ pub(super) struct Bulk {
 
 impl Bulk {
     pub(super) fn is_active(&self) -> bool {
-        self.large >= MANY
+        self.large >= BULK_MOVES
     }
 
-    /// Takes in the size of a move. A few small moves do not end bulk at once: a sender pauses now
-    /// and then.
-    pub(super) fn observe(&mut self, moved: usize) {
+    /// Records the size of a move. A few small moves do not end the use of a pipe at once: a sender
+    /// pauses now and then.
+    pub(super) fn observe_move(&mut self, moved: usize) {
         self.large = match moved {
-            LARGE.. => (self.large + 1).min(2 * MANY),
+            LARGE_MOVE.. => (self.large + 1).min(2 * BULK_MOVES),
             _ if self.is_active() => self.large - 1,
             _ => 0,
         };
@@ -86,7 +87,7 @@ impl Bulk {
 }
 
 #[derive(Debug)]
-pub(super) struct Moved {
+pub(super) struct MoveResult {
     /// Number of bytes read from the source, 0 at its end.
     pub(super) read: usize,
     pub(super) written: usize,
@@ -101,13 +102,13 @@ pub(super) fn poll_move(
     source: &TcpStream,
     destination: &TcpStream,
     most: usize,
-) -> Option<Poll<io::Result<Moved>>> {
+) -> Option<Poll<io::Result<MoveResult>>> {
     let pipe = match PIPE.take() {
         Some(pipe) => pipe,
-        None => Counted::new().ok()?,
+        None => CountedPipe::new().ok()?,
     };
-    let read = match poll_fill(cx, &pipe.0, source, most.min(MOST)) {
-        Poll::Ready(Err(error)) if is_refusal(&error) => return None,
+    let read = match poll_fill(cx, &pipe.0, source, most.min(MAX_MOVE)) {
+        Poll::Ready(Err(error)) if is_splice_refusal(&error) => return None,
         Poll::Ready(Ok(read)) => read,
         // Nothing was read, so the pipe is empty and can be used again.
         Poll::Ready(Err(error)) => {
@@ -134,7 +135,7 @@ pub(super) fn poll_move(
     if rest.is_ok() {
         PIPE.set(Some(pipe));
     }
-    Some(Poll::Ready(Ok(Moved {
+    Some(Poll::Ready(Ok(MoveResult {
         read,
         written,
         rest,
@@ -173,7 +174,7 @@ fn poll_drain(
 
 /// True if an error of splice(2) is about the call and not the socket, which still has all its
 /// bytes: the sandbox lacks splice(2), or memory for pages is short.
-fn is_refusal(error: &io::Error) -> bool {
+fn is_splice_refusal(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
         Some(libc::EINVAL | libc::ENOSYS | libc::EPERM | libc::ENOMEM | libc::EOPNOTSUPP)
@@ -195,7 +196,7 @@ mod tests {
         (client, listener.accept().await.unwrap().0)
     }
 
-    async fn move_bytes(source: &TcpStream, destination: &TcpStream, most: usize) -> Moved {
+    async fn move_bytes(source: &TcpStream, destination: &TcpStream, most: usize) -> MoveResult {
         poll_fn(|cx| poll_move(cx, source, destination, most).unwrap())
             .await
             .unwrap()
@@ -211,19 +212,21 @@ mod tests {
     #[test]
     fn many_large_moves_make_bulk_and_many_small_ones_end_it() {
         let mut bulk = Bulk::default();
-        for moved in [LARGE, LARGE, LARGE, 1, LARGE, LARGE, LARGE] {
-            bulk.observe(moved);
+        for moved in [
+            LARGE_MOVE, LARGE_MOVE, LARGE_MOVE, 1, LARGE_MOVE, LARGE_MOVE, LARGE_MOVE,
+        ] {
+            bulk.observe_move(moved);
             assert!(!bulk.is_active());
         }
         for _ in 0..100 {
-            bulk.observe(MOST);
+            bulk.observe_move(MAX_MOVE);
             assert!(bulk.is_active());
         }
         let small = (0..100).take_while(|_| {
-            bulk.observe(1);
+            bulk.observe_move(1);
             bulk.is_active()
         });
-        assert_eq!(small.count(), usize::from(MANY));
+        assert_eq!(small.count(), usize::from(BULK_MOVES));
     }
 
     #[tokio::test]
@@ -232,11 +235,11 @@ mod tests {
             (connect_pair().await, connect_pair().await);
         for _ in 0..2 {
             source.write_all(b"hello").await.unwrap();
-            let Moved {
+            let MoveResult {
                 read,
                 written,
                 rest,
-            } = move_bytes(&from, &to, MOST).await;
+            } = move_bytes(&from, &to, MAX_MOVE).await;
             assert_eq!((read, written, rest.unwrap()), (5, 5, Vec::new()));
             assert!(has_pipe());
             let mut got = [0; 5];
@@ -249,9 +252,9 @@ mod tests {
             2,
             "no more than it may"
         );
-        assert_eq!(move_bytes(&from, &to, MOST).await.read, 3);
+        assert_eq!(move_bytes(&from, &to, MAX_MOVE).await.read, 3);
         drop(source);
-        assert_eq!(move_bytes(&from, &to, MOST).await.read, 0, "the end");
+        assert_eq!(move_bytes(&from, &to, MAX_MOVE).await.read, 0, "the end");
     }
 
     /// Bytes that one connection could not deliver never reach the next connection.
@@ -266,11 +269,11 @@ mod tests {
             filled += written;
         }
         source.write_all(b"secret").await.unwrap();
-        let Moved {
+        let MoveResult {
             read,
             written,
             rest,
-        } = move_bytes(&from, &to, MOST).await;
+        } = move_bytes(&from, &to, MAX_MOVE).await;
         assert_eq!((read, written, rest.unwrap()), (6, 0, b"secret".to_vec()));
         assert!(has_pipe());
 
@@ -280,11 +283,11 @@ mod tests {
         drop(destination);
         let _ = to.read(&mut [0]).await;
         source.write_all(b"secret").await.unwrap();
-        let Moved {
+        let MoveResult {
             read,
             written,
             rest,
-        } = move_bytes(&from, &to, MOST).await;
+        } = move_bytes(&from, &to, MAX_MOVE).await;
         assert!(read == 6 && written == 0 && rest.is_err());
         assert!(!has_pipe(), "closed with what is in it");
     }

@@ -1,16 +1,16 @@
 //! The first message of a TLS client. Pure.
 
 /// The type of a handshake record (RFC 8446, section 5.1).
-pub(super) const HANDSHAKE: u8 = 0x16;
+pub(super) const HANDSHAKE_TYPE: u8 = 0x16;
 
 /// Length of a message's type and length fields (section 4).
 const MESSAGE_HEADER: usize = 4;
 
-/// True if the bytes have a complete first message, in one or several records, or are no TLS: an
-/// instance answers them. A part of a message is never complete, whatever follows: Go's TLS waits
+/// True if an instance answers these bytes: they have a complete first message, in one or several
+/// records, or are no TLS. A part of a message is never complete, whatever follows: Go's TLS waits
 /// for the rest of the message, and skips warning alerts in between.
-pub fn is_whole(mut bytes: &[u8]) -> bool {
-    if bytes.first().is_some_and(|first| *first != HANDSHAKE) {
+pub fn is_whole_hello(mut bytes: &[u8]) -> bool {
+    if bytes.first().is_some_and(|first| *first != HANDSHAKE_TYPE) {
         return true;
     }
     let (mut received, mut header) = (0, [0; MESSAGE_HEADER]);
@@ -19,7 +19,7 @@ pub fn is_whole(mut bytes: &[u8]) -> bool {
         let Some((fragment, next)) = rest.split_at_checked(record) else {
             return false;
         };
-        if *kind == HANDSHAKE {
+        if *kind == HANDSHAKE_TYPE {
             header[received.min(MESSAGE_HEADER)..]
                 .iter_mut()
                 .zip(fragment)
@@ -55,7 +55,7 @@ mod tests {
             let (record, next) =
                 rest.split_at(records.next().unwrap_or(usize::MAX).min(rest.len()));
             bytes.extend([
-                HANDSHAKE,
+                HANDSHAKE_TYPE,
                 3,
                 1,
                 (record.len() >> 8) as u8,
@@ -69,22 +69,46 @@ mod tests {
 
     #[test]
     fn bytes_that_are_no_client_hello_are_not_waited_for() {
-        assert!(!is_whole(b"") && !is_whole(&[HANDSHAKE]) && !is_whole(&[HANDSHAKE, 3, 1, 0, 9]));
-        assert!(is_whole(b"G") && is_whole(b"GET / HTTP/1.1"), "no TLS");
         assert!(
-            is_whole(&[HANDSHAKE, 3, 1, 0, 4, 2, 0, 0, 0]),
+            !is_whole_hello(b"")
+                && !is_whole_hello(&[HANDSHAKE_TYPE])
+                && !is_whole_hello(&[HANDSHAKE_TYPE, 3, 1, 0, 9])
+        );
+        assert!(
+            is_whole_hello(b"G") && is_whole_hello(b"GET / HTTP/1.1"),
+            "no TLS"
+        );
+        assert!(
+            is_whole_hello(&[HANDSHAKE_TYPE, 3, 1, 0, 4, 2, 0, 0, 0]),
             "a ServerHello"
         );
-        assert!(!is_whole(&[HANDSHAKE, 3, 1, 0, 1, 2]), "a part of one");
         assert!(
-            !is_whole(&[HANDSHAKE, 3, 1, 0x40, 0, CLIENT_HELLO, 0, 0, 0]),
+            !is_whole_hello(&[HANDSHAKE_TYPE, 3, 1, 0, 1, 2]),
+            "a part of one"
+        );
+        assert!(
+            !is_whole_hello(&[HANDSHAKE_TYPE, 3, 1, 0x40, 0, CLIENT_HELLO, 0, 0, 0]),
             "a short message in a long record"
         );
-        let mut within = vec![HANDSHAKE, 3, 1, 0, 1, CLIENT_HELLO, 21, 3, 1, 0, 2, 1, 90];
-        assert!(!is_whole(&within), "an alert within it");
-        within.extend([HANDSHAKE, 3, 1, 0, 3, 0, 0, 0]);
+        let mut within = vec![
+            HANDSHAKE_TYPE,
+            3,
+            1,
+            0,
+            1,
+            CLIENT_HELLO,
+            21,
+            3,
+            1,
+            0,
+            2,
+            1,
+            90,
+        ];
+        assert!(!is_whole_hello(&within), "an alert within it");
+        within.extend([HANDSHAKE_TYPE, 3, 1, 0, 3, 0, 0, 0]);
         assert!(
-            is_whole(&within) && !is_whole(&within[..within.len() - 1]),
+            is_whole_hello(&within) && !is_whole_hello(&within[..within.len() - 1]),
             "and the rest of it"
         );
     }
@@ -93,9 +117,9 @@ mod tests {
         #[test]
         fn only_a_complete_message_is_whole(length in 0..3000usize, records in prop::collection::vec(0..2000usize, 0..20)) {
             let bytes = make_hello(length, records.into_iter());
-            prop_assert!(is_whole(&bytes));
+            prop_assert!(is_whole_hello(&bytes));
             for less in 0..bytes.len() {
-                prop_assert!(!is_whole(&bytes[..less]), "{less} of {}", bytes.len());
+                prop_assert!(!is_whole_hello(&bytes[..less]), "{less} of {}", bytes.len());
             }
         }
     }

@@ -2,19 +2,19 @@
 //!
 //! A connection is one task with one future for both directions, and holds no buffer: bytes are
 //! read into a buffer that the thread's connections share, and written at once. Bytes that the
-//! destination does not take are kept as a `Rest` of their exact size. Until the rest is written,
-//! nothing more is read (backpressure). A large transfer bypasses the buffer, through a pipe of the
-//! kernel ([`bulk`]).
+//! destination does not take are kept as a `UnwrittenBytes` of their exact size. Until the rest is
+//! written, nothing more is read (backpressure). A large transfer bypasses the buffer, through a
+//! pipe of the kernel ([`bulk`]).
 //!
 //! When the future ends, closing both sockets shows each end how the other ended. After
 //! [`Outcome::Closed`] each end gets its FIN, if not sent before. After any other outcome both
 //! sockets are set to reset at close.
 
-use super::Bytes;
-use super::bulk::{self, Bulk, LARGE, MOST, Moved};
+use super::ByteCounter;
+use super::bulk::{self, Bulk, LARGE_MOVE, MAX_MOVE, MoveResult};
 use super::outcome::Outcome;
 use berth_node::terms::shorten_wait;
-use berth_os::socket::{is_gone, is_writable, reset_on_close, writable_bytes};
+use berth_os::socket::{is_writable, reset_on_close, was_reset_or_timed_out, writable_bytes};
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::io;
@@ -26,32 +26,32 @@ use tokio::net::TcpStream;
 use tokio::task::yield_now;
 use tokio::time::{Instant, Sleep};
 
-/// Size of the buffer that the connections of a thread share. Larger buffers were not faster; with
-/// 64 KiB and less, bulk slows down.
+/// Size of the buffer that the connections of a thread share. Larger buffers were not faster. With
+/// 64 KiB and less, large transfers slow down.
 const BUFFER_SIZE: usize = 128 * 1024;
 
-/// Most bytes to read without checking the destination's room, and to keep if the destination takes
-/// nothing. Most messages are smaller.
-const SMALL: usize = 64 * 1024;
+/// Maximum number of bytes to read without checking the destination's room. All of them are kept if
+/// the destination takes nothing. Most messages are smaller.
+const SMALL_READ: usize = 64 * 1024;
 
-/// Least bytes to read for a destination that took less.
-const LEAST: usize = 4096;
+/// The least number of bytes to read for a destination that has just taken less.
+const MIN_READ: usize = 4096;
 
 /// Bytes that a direction may move before other connections of the thread get their turn. A small
 /// read counts as a full buffer; a move through a pipe is mostly a turn of its own.
-const TURN: usize = 4 * BUFFER_SIZE;
+const BYTES_PER_TURN: usize = 4 * BUFFER_SIZE;
 
-/// How long nothing moves before an unread end is checked for a reset. Most ends are unread for a
-/// moment only, and the check costs a system call.
-const STILL: Duration = Duration::from_secs(1);
+/// After this time without a move, an end that is not read is checked for a reset. Most ends are
+/// unread for a moment only, and the check costs a system call.
+const QUIET_TIME: Duration = Duration::from_secs(1);
 
-/// How long the kernel counts as short of memory for sockets after taking much less than the socket
-/// had room for. Meanwhile reads are smaller, because bytes that the kernel does not take are kept
+/// When the kernel has taken much less than a socket had room for, it counts as short of memory for
+/// this long. Meanwhile reads are smaller, because bytes that the kernel does not take are kept
 /// here.
-const SHORTAGE: Duration = Duration::from_secs(10);
+const SHORTAGE_TIME: Duration = Duration::from_secs(10);
 
 thread_local! {
-    static SHORT: Cell<Option<Instant>> = const { Cell::new(None) };
+    static SHORT_SINCE: Cell<Option<Instant>> = const { Cell::new(None) };
     static BUFFER: RefCell<Box<[u8]>> = RefCell::new(vec![0; BUFFER_SIZE].into_boxed_slice());
 }
 
@@ -62,12 +62,12 @@ pub(super) fn with_buffer<T>(f: impl FnOnce(&mut [u8]) -> T) -> T {
 
 /// Bytes that were read and not written yet.
 #[derive(Debug)]
-struct Rest {
+struct UnwrittenBytes {
     bytes: Box<[u8]>,
     written: usize,
 }
 
-impl Rest {
+impl UnwrittenBytes {
     fn from_bytes(bytes: Vec<u8>) -> Option<Self> {
         (!bytes.is_empty()).then(|| Self {
             bytes: bytes.into(),
@@ -75,7 +75,7 @@ impl Rest {
         })
     }
 
-    fn is_gone(&self) -> bool {
+    fn is_fully_written(&self) -> bool {
         self.written == self.bytes.len()
     }
 
@@ -103,13 +103,14 @@ enum Phase {
 #[derive(Debug)]
 struct Direction {
     phase: Phase,
-    /// A write found the destination reset. The kernel reports the reset only once: the other
-    /// direction reads the remaining bytes, and then an end that looks like a FIN but is none.
+    /// True if a write found that the destination was reset. The kernel reports the reset only
+    /// once: the other direction reads the remaining bytes, and then an end that looks like a FIN
+    /// but is none.
     reset: bool,
-    rest: Option<Rest>,
-    /// The destination has no room, so nothing is read for it.
+    rest: Option<UnwrittenBytes>,
+    /// True if the destination has no room. Nothing is read for it then.
     full: bool,
-    /// The latest read was a large read.
+    /// True if the latest read was a large one.
     large: bool,
     /// Bytes that the destination took at once recently, doubled each time that the destination
     /// took everything. A kernel short of memory takes less than the socket has room for.
@@ -122,26 +123,26 @@ struct SourceGone;
 
 impl Direction {
     fn new(pending: Vec<u8>) -> Self {
-        let (rest, bulk) = (Rest::from_bytes(pending), Bulk::default());
+        let (rest, bulk) = (UnwrittenBytes::from_bytes(pending), Bulk::default());
         Self {
             phase: Phase::Open,
             reset: false,
             rest,
             full: false,
             large: false,
-            took: MOST,
+            took: MAX_MOVE,
             bulk,
         }
     }
 
     /// True if the destination takes nothing. The source is then not read.
-    fn is_stuck(&self) -> bool {
+    fn is_destination_full(&self) -> bool {
         self.full || self.rest.is_some()
     }
 
     /// Records that the destination takes no more. A reset after the destination's FIN gives EPIPE:
     /// the end that the other direction reads is then a real FIN.
-    fn break_off(&mut self, error: &io::Error) {
+    fn mark_broken(&mut self, error: &io::Error) {
         self.phase = Phase::Broken;
         self.reset = error.kind() != io::ErrorKind::BrokenPipe;
         self.rest = None;
@@ -157,7 +158,7 @@ impl Direction {
         mut count: impl FnMut(usize),
     ) -> Poll<Result<(), SourceGone>> {
         let mut turn = 0;
-        while turn < TURN {
+        while turn < BYTES_PER_TURN {
             if self.phase != Phase::Open {
                 return Poll::Ready(Ok(()));
             }
@@ -165,11 +166,11 @@ impl Direction {
                 match ready!(rest.poll_write(cx, destination)) {
                     Ok(written) => {
                         count(written);
-                        if rest.is_gone() {
+                        if rest.is_fully_written() {
                             self.rest = None;
                         }
                     }
-                    Err(error) => self.break_off(&error),
+                    Err(error) => self.mark_broken(&error),
                 }
                 continue;
             }
@@ -177,10 +178,13 @@ impl Direction {
                 self.full = true;
                 let room = ready!(poll_room(cx, destination));
                 self.full = false;
-                room.min(self.took)
-                    .min(if is_short() { SMALL } else { MOST })
+                room.min(self.took).min(if is_memory_short() {
+                    SMALL_READ
+                } else {
+                    MAX_MOVE
+                })
             } else {
-                SMALL
+                SMALL_READ
             };
             let Ok(read) =
                 ready!(self.poll_move(cx, source, destination, &mut *buffer, most, &mut count))
@@ -200,24 +204,25 @@ impl Direction {
                 };
                 match shut {
                     Ok(()) => self.phase = Phase::Finished,
-                    Err(error) => self.break_off(&error),
+                    Err(error) => self.mark_broken(&error),
                 }
             }
-            self.large = read >= most.min(SMALL);
+            self.large = read >= most.min(SMALL_READ);
             match &self.rest {
                 Some(rest) => {
-                    self.took = (read - rest.bytes.len()).max(LEAST);
-                    if rest.bytes.len() >= SMALL {
-                        SHORT.set(Some(Instant::now()));
+                    self.took = (read - rest.bytes.len()).max(MIN_READ);
+                    if rest.bytes.len() >= SMALL_READ {
+                        SHORT_SINCE.set(Some(Instant::now()));
                     }
                 }
-                None if read == most => self.took = self.took.saturating_mul(2).min(MOST),
+                None if read == most => self.took = self.took.saturating_mul(2).min(MAX_MOVE),
                 None => {}
             }
-            self.bulk.observe(read);
+            self.bulk.observe_move(read);
             turn += read.max(BUFFER_SIZE);
         }
-        // The waker would run this task before epoll's events for other tasks.
+        // yield_now() runs this task again after epoll's events for other tasks. The task's own
+        // waker would run it before them.
         pin!(yield_now()).poll(cx).map(Ok)
     }
 
@@ -233,18 +238,18 @@ impl Direction {
         count: &mut impl FnMut(usize),
     ) -> Poll<io::Result<usize>> {
         if self.bulk.is_active()
-            && most >= LARGE
+            && most >= LARGE_MOVE
             && let Some(moved) = bulk::poll_move(cx, source, destination, most)
         {
-            let Moved {
+            let MoveResult {
                 read,
                 written,
                 rest,
             } = ready!(moved)?;
             count(written);
             match rest {
-                Ok(rest) => self.rest = Rest::from_bytes(rest),
-                Err(error) => self.break_off(&error),
+                Ok(rest) => self.rest = UnwrittenBytes::from_bytes(rest),
+                Err(error) => self.mark_broken(&error),
             }
             return Poll::Ready(Ok(read));
         }
@@ -258,18 +263,20 @@ impl Direction {
         match Pin::new(destination).poll_write(cx, bytes) {
             Poll::Ready(Ok(written)) => {
                 count(written);
-                self.rest = Rest::from_bytes(bytes[written..].to_vec());
+                self.rest = UnwrittenBytes::from_bytes(bytes[written..].to_vec());
             }
-            Poll::Ready(Err(error)) => self.break_off(&error),
-            Poll::Pending => self.rest = Rest::from_bytes(bytes.to_vec()),
+            Poll::Ready(Err(error)) => self.mark_broken(&error),
+            Poll::Pending => self.rest = UnwrittenBytes::from_bytes(bytes.to_vec()),
         }
         Poll::Ready(Ok(bytes.len()))
     }
 }
 
-fn is_short() -> bool {
-    let since = SHORT.get().filter(|since| since.elapsed() < SHORTAGE);
-    SHORT.set(since);
+fn is_memory_short() -> bool {
+    let since = SHORT_SINCE
+        .get()
+        .filter(|since| since.elapsed() < SHORTAGE_TIME);
+    SHORT_SINCE.set(since);
     since.is_some()
 }
 
@@ -291,7 +298,7 @@ fn poll_room(cx: &mut Context<'_>, destination: &TcpStream) -> Poll<usize> {
                 .ok_or_else(|| io::ErrorKind::WouldBlock.into())
         };
         if destination.try_io(Interest::WRITABLE, check).is_ok() {
-            return Poll::Ready(SMALL);
+            return Poll::Ready(SMALL_READ);
         }
     }
 }
@@ -315,7 +322,7 @@ impl ResetWatch {
     pub(super) fn poll(&mut self, cx: &mut Context<'_>, end: &TcpStream) -> Poll<()> {
         loop {
             ready!(self.poll_quiet(cx));
-            if is_gone(end) {
+            if was_reset_or_timed_out(end) {
                 return Poll::Ready(());
             }
         }
@@ -323,7 +330,7 @@ impl ResetWatch {
 
     /// Ready when nothing moved for a while.
     fn poll_quiet(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let still = shorten_wait(STILL);
+        let still = shorten_wait(QUIET_TIME);
         let timer = self
             .timer
             .get_or_insert_with(|| Box::pin(tokio::time::sleep(still)));
@@ -337,13 +344,14 @@ impl ResetWatch {
     }
 }
 
-/// Copies until the end. `up` and `down` are bytes that were read before and not yet written.
+/// Copies bytes in both directions, until both have ended or one end is reset. `up` and `down` are
+/// bytes that were read before and not yet written.
 pub(super) async fn copy_streams(
     client: &mut TcpStream,
     backend: &mut TcpStream,
     up: Vec<u8>,
     down: Vec<u8>,
-    bytes: &mut Bytes<'_>,
+    bytes: &mut ByteCounter<'_>,
 ) -> Outcome {
     let (mut up, mut down) = (Direction::new(up), Direction::new(down));
     let mut watch = ResetWatch::default();
@@ -352,14 +360,14 @@ pub(super) async fn copy_streams(
             let mut moved = false;
             let upward = up.poll(cx, client, backend, &down, buffer, |n| {
                 moved = true;
-                bytes.count_up(n);
+                bytes.count_bytes_up(n);
             });
             if let Poll::Ready(Err(SourceGone)) = upward {
                 return Poll::Ready(Outcome::ClientReset);
             }
             let downward = down.poll(cx, backend, client, &up, buffer, |n| {
                 moved = true;
-                bytes.count_down(n);
+                bytes.count_bytes_down(n);
             });
             if let Poll::Ready(Err(SourceGone)) = downward {
                 return Poll::Ready(Outcome::BackendReset);
@@ -384,7 +392,7 @@ pub(super) async fn copy_streams(
                     watch.poll(cx, client).map(|()| Outcome::ClientReset)
                 }
                 // The instance takes nothing, so the client is not read.
-                (Phase::Open, _) if up.is_stuck() => {
+                (Phase::Open, _) if up.is_destination_full() => {
                     watch.poll(cx, client).map(|()| Outcome::ClientReset)
                 }
                 (Phase::Open, Phase::Finished) => {

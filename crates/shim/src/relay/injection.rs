@@ -8,10 +8,10 @@
 //! Two things differ from the relay. An instance that hangs keeps the clients that it has accepted,
 //! since no other process can take a descriptor away: such a client waits until the instance goes
 //! on or ends. And a client of an instance that closes the connection without a byte sees the close
-//! when the shim closes its duplicate: after [`ANSWERS_WITHIN`].
+//! when the shim closes its duplicate: after [`ANSWER_TIMEOUT`].
 
 use super::Outcome;
-use super::attempt::{AttemptResult, wait_until_stuck};
+use super::attempt::{AttemptResult, wait_until_instance_stuck};
 use super::opening::{Opening, TriedEpochs};
 use crate::backend::supervisor::{Acknowledgement, Link, PassedClient};
 use crate::backend::{BackendInstance, Table};
@@ -31,24 +31,25 @@ use tokio::time::{Instant, sleep};
 
 /// How long an instance may take to answer an accepted client. Afterwards the client is the
 /// instance's alone.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Time from the end of an instance or of its supervisor, whichever ends first, until both count as
-/// ended. The instance may live on: its record may have been removed, or its program has file
-/// capabilities, and the kernel does not kill such a program with the supervisor. An instance that
-/// lives on can still answer within this time.
-const ENDS_WITHIN: Duration = Duration::from_secs(2);
+/// When an instance or its supervisor has ended, both count as ended after this time. The instance
+/// may live on: its record may have been removed, or its program has file capabilities, and the
+/// kernel does not kill such a program with the supervisor. An instance that lives on can still
+/// answer within this time.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Time between two looks for the instance's first byte. A TLS client answers that byte, which is
-/// an event, but the answer may travel far.
-const LOOK: Duration = Duration::from_millis(50);
+/// Time between two checks for the instance's first byte. A TLS client's reply to that byte is an
+/// event, but the reply may have a long way.
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Least time between two looks while the byte releases the client's slot at the gate:
-/// `LOOK_AT_GATE` if nobody waits at the gate, `FIRST_LOOK` if a client does.
-const LOOK_AT_GATE: Duration = Duration::from_millis(10);
-const FIRST_LOOK: Duration = Duration::from_millis(1);
+/// Least time between two checks for the instance's first byte, while that byte releases the
+/// client's slot at the gate: `GATE_CHECK_INTERVAL` if nobody waits at the gate,
+/// `FIRST_CHECK_INTERVAL` if a client does.
+const GATE_CHECK_INTERVAL: Duration = Duration::from_millis(10);
+const FIRST_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// What can be done for the client of an ended instance.
+/// Possible help for the client of an ended instance.
 #[derive(Debug, PartialEq, Eq)]
 enum Salvage {
     /// The instance had answered.
@@ -63,7 +64,8 @@ enum Salvage {
 }
 
 impl Salvage {
-    /// For a client that sent `kept` bytes before its socket was passed.
+    /// Decides what can be done for a client that had sent `kept` bytes before its socket was
+    /// passed.
     fn from_progress(progress: Progress, kept: usize, is_replayable: bool) -> Self {
         let Progress {
             sent,
@@ -79,7 +81,7 @@ impl Salvage {
     }
 }
 
-/// The fate of a sent socket.
+/// The fate of a client's socket that was sent to a supervisor.
 enum SocketFate {
     /// The instance has answered.
     Answered,
@@ -98,25 +100,26 @@ impl Opening<'_> {
     /// Returns the link that gives an instance the client's socket in place of its bytes. If there
     /// is a gate, a client with a slow ClientHello is relayed: the gate decides when the instance
     /// gets the rest.
-    pub(super) fn link_to(&self, instance: &BackendInstance) -> Option<Arc<Link>> {
-        let fits = self.kept.is_intact() && (self.kept.is_whole() || self.context.gate.is_none());
+    pub(super) fn find_link(&self, instance: &BackendInstance) -> Option<Arc<Link>> {
+        let fits =
+            self.kept.is_intact() && (self.kept.has_whole_hello() || self.context.gate.is_none());
         instance.link.clone().filter(|_| fits)
     }
 
     /// Passes the client's socket to an instance. `None` if passing fails and the client is to be
     /// relayed.
-    pub(super) async fn inject(
+    pub(super) async fn inject_client(
         &mut self,
         instance: &BackendInstance,
         table: &mut watch::Receiver<Arc<Table>>,
         tried: &TriedEpochs,
         replay: bool,
     ) -> Option<AttemptResult> {
-        let link = self.link_to(instance)?;
+        let link = self.find_link(instance)?;
         let place = tokio::select! {
             biased;
             place = link.acquire_place() => place?,
-            () = wait_until_stuck(table, instance.epoch, tried) => {
+            () = wait_until_instance_stuck(table, instance.epoch, tried) => {
                 self.leave_queue();
                 return Some(AttemptResult::Abandoned);
             }
@@ -124,7 +127,7 @@ impl Opening<'_> {
         // From here on, the instance may have the socket. A reset at the end of this process must
         // not hit the instance's socket.
         self.client.set_abort(false);
-        let (seq, passed) = match link.send(self.client.as_fd(), place) {
+        let (seq, passed) = match link.send_client(self.client.as_fd(), place) {
             Ok(sent) => sent,
             Err(error) => {
                 tracing::debug!(instance = %instance.id, %error, "cannot pass a client's socket: relay");
@@ -139,14 +142,14 @@ impl Opening<'_> {
         let handshake = self
             .kept
             .is_client_hello()
-            .then(|| instance.handshakes.begin());
+            .then(|| instance.handshakes.begin_handshake());
         let mut changes = table.clone();
         let recall = async {
-            wait_until_stuck(&mut changes, instance.epoch, tried).await;
-            link.recall(seq)
+            wait_until_instance_stuck(&mut changes, instance.epoch, tried).await;
+            link.recall_client(seq)
         };
         let gone = async {
-            // If the sender is gone, so is the shim.
+            // Without a sender, the shim is about to end.
             let _ = table
                 .wait_for(|table| {
                     table
@@ -171,20 +174,20 @@ impl Opening<'_> {
             SocketFate::Back => {
                 tracing::debug!(instance = %instance.id, "a client's socket came back: relay");
                 return self
-                    .take_back(None)
+                    .take_client_back(None)
                     .err()
                     .map(|_| AttemptResult::Refused(Outcome::ClientReset));
             }
             SocketFate::Recalled => {
                 let back = self
-                    .take_back(None)
+                    .take_client_back(None)
                     .map_or(Some(Outcome::ClientReset), |()| None);
                 return Some(back.map_or(AttemptResult::Abandoned, AttemptResult::Refused));
             }
             SocketFate::Ended => None,
         };
         if let Some(handshake) = handshake {
-            handshake.end();
+            handshake.end_handshake();
             self.context.count_answer(instance, answered);
         }
         if answered.is_some() {
@@ -203,7 +206,7 @@ impl Opening<'_> {
                 return Some(AttemptResult::Refused(Outcome::BackendReset));
             }
         };
-        let is_there = self.take_back(read).is_ok();
+        let is_there = self.take_client_back(read).is_ok();
         let ended = if is_there {
             AttemptResult::Ended
         } else {
@@ -217,7 +220,7 @@ impl Opening<'_> {
     }
 
     /// Takes the socket back for this shim alone. The instance has read `read` bytes.
-    fn take_back(&mut self, read: Option<usize>) -> io::Result<()> {
+    fn take_client_back(&mut self, read: Option<usize>) -> io::Result<()> {
         self.client.set_abort(true);
         self.kept.set_consumed(read.unwrap_or(0));
         socket::set_nonblocking(self.client.as_fd())?;
@@ -227,7 +230,7 @@ impl Opening<'_> {
             Err(error) if self.kept.is_full() => return Err(error),
             _ => {}
         }
-        self.kept.catch_up(self.client.as_fd())
+        self.kept.read_available_bytes(self.client.as_fd())
     }
 }
 
@@ -258,25 +261,25 @@ async fn wait_for_answer(
         let now = Instant::now();
         // A slot that another client waits for is kept at most 1.5 times as long as the instance
         // needs.
-        let look = slot.as_ref().map_or(LOOK, |slot| {
-            let least = if slot.is_awaited() {
-                FIRST_LOOK
+        let look = slot.as_ref().map_or(CHECK_INTERVAL, |slot| {
+            let least = if slot.has_waiting_clients() {
+                FIRST_CHECK_INTERVAL
             } else {
-                LOOK_AT_GATE
+                GATE_CHECK_INTERVAL
             };
-            ((now - began) / 2).clamp(least, LOOK)
+            ((now - began) / 2).clamp(least, CHECK_INTERVAL)
         });
         tokio::select! {
             biased;
             () = &mut gone, if !is_gone => {
                 is_gone = true;
-                ends.get_or_insert(now + ENDS_WITHIN);
+                ends.get_or_insert(now + END_TIMEOUT);
             }
-            () = passed.wait_for_return() => {
+            () = passed.wait_until_client_returned() => {
                 if passed.acknowledgement() == Some(Acknowledgement::Back) {
                     return if recalled { SocketFate::Recalled } else { SocketFate::Back };
                 }
-                ends.get_or_insert(now + ENDS_WITHIN);
+                ends.get_or_insert(now + END_TIMEOUT);
             }
             asked = &mut recall, if passed.acknowledgement().is_none() && !recalled => {
                 recalled = true;
@@ -284,7 +287,7 @@ async fn wait_for_answer(
                     tracing::debug!(%error, "cannot recall a client");
                 }
             }
-            // The end of a client stays ready for ever.
+            // A client that has closed its side stays ready for ever, so this is awaited only once.
             Ok(ready) = client.ready(Interest::READABLE), if !has_left => has_left = ready.is_read_closed(),
             () = sleep(look) => {}
         }
@@ -292,17 +295,17 @@ async fn wait_for_answer(
             Instant::now(),
             socket::has_sent(client.as_fd()).unwrap_or(false),
         );
-        if let Some(slot) = slot.take_if(|slot| has_answered || slot.ends() <= now) {
-            slot.end();
+        if let Some(slot) = slot.take_if(|slot| has_answered || slot.end_time() <= now) {
+            slot.end_handshake();
         }
-        // The acknowledgement may come after the byte. The client's place in the link is released
-        // then.
+        // The supervisor may acknowledge the client after the first byte. The client's place in the
+        // link is released only then.
         if has_answered {
             return SocketFate::Answered;
         }
         if passed.acknowledgement() == Some(Acknowledgement::Taken) {
             let accepted = *accepted.get_or_insert(now);
-            if accepted + shorten_wait(ANSWERS_WITHIN) <= now || socket::has_ended(client) {
+            if accepted + shorten_wait(ANSWER_TIMEOUT) <= now || socket::peer_has_ended(client) {
                 return SocketFate::Kept;
             }
         }
@@ -316,7 +319,7 @@ async fn wait_for_answer(
 mod tests {
     use super::*;
     use crate::config::MaxOpenings;
-    use crate::gate::{Entry, Gate};
+    use crate::gate::{Gate, GateEntry};
     use std::future::{pending, ready};
     use std::io::Write;
     use std::net::{Ipv4Addr, TcpListener, TcpStream as StdTcpStream};
@@ -370,11 +373,13 @@ mod tests {
         for (after, is_awaited, most) in [(8, true, 14), (2, true, 4), (2, false, 11)] {
             let (_client, mut instance, kept) = connect_client();
             let gate = Gate::new(MaxOpenings::Fixed(NonZeroUsize::MIN), Vec::new()).unwrap();
-            let enter = || gate.enter(1, Ipv4Addr::LOCALHOST.into(), 0, Instant::now());
-            let Entry::Open(slot) = enter() else { panic!() };
+            let enter = || gate.enter_client(1, Ipv4Addr::LOCALHOST.into(), 0, Instant::now());
+            let GateEntry::Open(slot) = enter() else {
+                panic!()
+            };
             let _next = is_awaited.then(enter);
             let passed = PassedClient::default();
-            passed.set(Acknowledgement::Taken);
+            passed.set_acknowledgement(Acknowledgement::Taken);
             let began = Instant::now();
             let answers = async {
                 sleep(Duration::from_millis(after)).await;
@@ -405,13 +410,13 @@ mod tests {
             let passed = PassedClient::default();
             acknowledgement
                 .into_iter()
-                .for_each(|acknowledgement| passed.set(acknowledgement));
+                .for_each(|acknowledgement| passed.set_acknowledgement(acknowledgement));
             let began = Instant::now();
             assert!(matches!(
                 wait_for_answer(&kept, &passed, pending(), ready(()), || ends, None).await,
                 SocketFate::Ended
             ));
-            assert_eq!(began.elapsed() >= ENDS_WITHIN, !ends);
+            assert_eq!(began.elapsed() >= END_TIMEOUT, !ends);
         }
     }
 }

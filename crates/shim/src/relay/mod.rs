@@ -26,8 +26,8 @@ use crate::metrics::WorkerStats;
 use crate::share::Sharing;
 use crate::state::ShimState;
 use abort::AbortOnDrop;
-use attempt::{ExchangedBytes, Reached};
-use berth_node::instance::InstanceId;
+use attempt::{ExchangedBytes, ReachedInstance};
+use berth_node::instance_id::InstanceId;
 use berth_os::explained;
 use berth_os::locks;
 use opening::Opening;
@@ -46,27 +46,28 @@ use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
 pub use outcome::Outcome;
 use source::Sources;
 
-/// True after a connection could not be counted: the error is logged for the first connection only.
+/// True once a passed connection could not be counted as open. Only the first such error is logged.
 static UNCOUNTED: AtomicBool = AtomicBool::new(false);
 
-/// An instance refused a connection in an epoch.
+/// The report that an instance refused a connection.
 #[derive(Debug, Clone)]
 pub struct Refusal {
     pub id: InstanceId,
-    /// A refusal in an earlier epoch than the current epoch is ignored.
+    /// Epoch of the instance at the refusal. The refusal is ignored if the instance has a later
+    /// epoch now.
     pub epoch: u64,
 }
 
 /// An accepted connection that a sibling should serve.
 #[derive(Debug)]
-pub struct Pass {
+pub struct PassRequest {
     /// A duplicate of the client's socket.
     pub client: OwnedFd,
     /// The bytes that the client sent.
     pub sent: Vec<u8>,
     /// If set, only the sibling with this socket gets the offer, and must reply immediately.
     pub only: Option<Arc<Path>>,
-    /// Gets true if a sibling has the connection.
+    /// Gets the result: true if a sibling has the connection.
     pub taken: oneshot::Sender<bool>,
 }
 
@@ -75,9 +76,9 @@ pub struct Pass {
 pub struct Context {
     pub table: watch::Receiver<Arc<Table>>,
     pub hold: Duration,
-    /// Shared by all workers.
+    /// Limits the TLS handshakes in flight. All workers have the same gate.
     pub gate: Option<Arc<Gate>>,
-    /// Shared by all workers.
+    /// Divides new connections between this shim and a sibling. All workers have the same shares.
     pub share: Arc<Sharing>,
     /// Source addresses of connections to instances, shared by all workers.
     pub sources: Arc<Sources>,
@@ -87,7 +88,7 @@ pub struct Context {
     /// True if clients' first bytes stay in the kernel until they are relayed, so that a client may
     /// be passed to an instance as a socket.
     pub peeks: bool,
-    /// Places for held clients, shared by all workers.
+    /// Limits the held clients: each of them has a permit. All workers have the same limit.
     pub held: Arc<Semaphore>,
     pub refusals: mpsc::UnboundedSender<Refusal>,
     pub stats: Arc<WorkerStats>,
@@ -96,26 +97,28 @@ pub struct Context {
     pub first_byte_seconds: Histogram,
     /// Notified whenever a connection ends.
     pub ended: Arc<Notify>,
-    /// While the shim leaves, a ready sibling's instance comes before the own instance.
+    /// State of the shim. While the shim leaves, a ready sibling's instance comes before the own
+    /// instance.
     pub state: watch::Receiver<ShimState>,
     /// True if the shim has no own instance: connections go to a sibling only when the shim leaves.
     pub stays: bool,
-    /// The channel to the control plane, which knows the siblings.
-    pub passes: mpsc::UnboundedSender<Pass>,
+    /// Takes connections that a sibling should serve to the control plane, which knows the
+    /// siblings.
+    pub passes: mpsc::UnboundedSender<PassRequest>,
     pub log_connections: bool,
 }
 
 impl Context {
     fn report_refused(&self, instance: &BackendInstance) {
-        // The receiver is gone when the shim ends.
+        // The message is lost only if the shim is ending.
         let _ = self.refusals.send(Refusal {
             id: instance.id.clone(),
             epoch: instance.epoch,
         });
     }
 
-    /// Counts the own instance's time to answer a ClientHello. `None` if the instance did not
-    /// answer.
+    /// Counts the own instance's time to answer a ClientHello. `after` is `None` if the instance
+    /// did not answer.
     fn count_answer(&self, instance: &BackendInstance, after: Option<Duration>) {
         match after {
             _ if !instance.own => {}
@@ -128,23 +131,23 @@ impl Context {
 /// A connection's handle on its worker's state. The connection counts as open from its distribution
 /// to the worker until the drop of this handle, however it ends.
 #[derive(Debug)]
-pub struct Open {
+pub struct OpenConnection {
     context: Arc<Context>,
-    pending: Option<Pending>,
+    pending: Option<PendingConnection>,
 }
 
-impl Open {
+impl OpenConnection {
     #[must_use]
     pub fn new(context: &Arc<Context>) -> Self {
         context.stats.open.fetch_add(1, Relaxed);
         Self {
             context: context.clone(),
-            pending: Some(Pending::new(context.stats.clone())),
+            pending: Some(PendingConnection::new(context.stats.clone())),
         }
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenConnection {
     fn drop(&mut self) {
         self.context.stats.open.fetch_sub(1, Relaxed);
         self.context.ended.notify_one();
@@ -154,18 +157,18 @@ impl Drop for Open {
 /// Counts a connection as pending: the client has sent something and has no answer. Between
 /// distribution and first read, the connection is assumed to be pending.
 #[derive(Debug)]
-struct Pending {
+struct PendingConnection {
     stats: Arc<WorkerStats>,
     is: bool,
 }
 
-impl Pending {
+impl PendingConnection {
     fn new(stats: Arc<WorkerStats>) -> Self {
         stats.pending.fetch_add(1, Relaxed);
         Self { stats, is: true }
     }
 
-    fn set(&mut self, is: bool) {
+    fn set_pending(&mut self, is: bool) {
         if std::mem::replace(&mut self.is, is) != is {
             let pending = &self.stats.pending;
             _ = if is {
@@ -177,26 +180,26 @@ impl Pending {
     }
 }
 
-impl Drop for Pending {
+impl Drop for PendingConnection {
     fn drop(&mut self) {
-        self.set(false);
+        self.set_pending(false);
     }
 }
 
 /// Counts bytes for the connection and for the worker.
-struct Bytes<'a> {
+struct ByteCounter<'a> {
     stats: &'a WorkerStats,
     up: u64,
     down: u64,
 }
 
-impl Bytes<'_> {
-    fn count_up(&mut self, bytes: usize) {
+impl ByteCounter<'_> {
+    fn count_bytes_up(&mut self, bytes: usize) {
         self.up += bytes as u64;
         self.stats.bytes_up.fetch_add(bytes as u64, Relaxed);
     }
 
-    fn count_down(&mut self, bytes: usize) {
+    fn count_bytes_down(&mut self, bytes: usize) {
         self.down += bytes as u64;
         self.stats.bytes_down.fetch_add(bytes as u64, Relaxed);
     }
@@ -206,7 +209,7 @@ impl Bytes<'_> {
 ///
 /// `sent` has the bytes that a sibling read from the client before passing the connection on.
 pub async fn relay_client(
-    mut open: Open,
+    mut open: OpenConnection,
     client: StdTcpStream,
     peer: SocketAddr,
     sent: Option<Vec<u8>>,
@@ -214,7 +217,7 @@ pub async fn relay_client(
     let pending = open.pending.take();
     let context = &*open.context;
     let started = Instant::now();
-    let mut bytes = Bytes {
+    let mut bytes = ByteCounter {
         stats: &context.stats,
         up: 0,
         down: 0,
@@ -237,25 +240,25 @@ pub async fn relay_client(
                 break 'served Outcome::Failed;
             }
         };
-        // Boxed, so that state for the time before the first byte is no part of a connection's
-        // memory for the rest of its life.
+        // The future is boxed, so that state for the time before the first byte is no part of a
+        // connection's memory for the rest of its life.
         let outcome = match Box::pin(
             Opening::new(context, &mut client, peer, kept).reach_instance(),
         )
         .await
         {
             Err(outcome) => outcome,
-            Ok(Reached::Injected(id)) => {
+            Ok(ReachedInstance::Injected(id)) => {
                 instance = Some(id);
                 // From here on, the instance alone closes the socket.
                 if let Err(error) = locks::lock_socket(&*client)
                     && !UNCOUNTED.swap(true, Relaxed)
                 {
-                    tracing::warn!(%error, "connections of instances are not counted as open: `berth status` shows too few");
+                    tracing::warn!(%error, "connections of instances are not counted as open: `berth status` shows too few open connections");
                 }
                 Outcome::Injected
             }
-            Ok(Reached::Connected {
+            Ok(ReachedInstance::Connected {
                 mut backend,
                 source: _in_use,
                 instance: id,
@@ -265,7 +268,7 @@ pub async fn relay_client(
                     source = backend.local_addr().ok();
                     instance = Some(id);
                 }
-                bytes.count_up(exchanged.sent);
+                bytes.count_bytes_up(exchanged.sent);
                 let ExchangedBytes { up, down, .. } = exchanged;
                 let outcome =
                     copy::copy_streams(&mut client, &mut backend, up, down, &mut bytes).await;

@@ -4,7 +4,7 @@
 //! the socket until the client is relayed.
 
 use super::copy::with_buffer;
-use super::{Pending, client_hello};
+use super::{PendingConnection, client_hello};
 use berth_os::socket;
 use std::io;
 use std::net::TcpStream as StdTcpStream;
@@ -14,24 +14,24 @@ use std::task::{self, Poll, ready};
 use tokio::io::{AsyncRead, Interest, ReadBuf};
 use tokio::net::TcpStream;
 
-/// Most bytes of a client that are kept. A client with more bytes cannot be replayed. A ClientHello
-/// has 0.3 to 2 KB.
-const KEPT: usize = 16 * 1024;
+/// Maximum number of bytes of a client that are kept. A client that sends more cannot be replayed.
+/// A ClientHello has 0.3 to 2 KB.
+const MAX_KEPT: usize = 16 * 1024;
 
-/// The client's bytes so far.
+/// The bytes that a client has sent before an instance's first byte.
 pub(super) struct ReplayBuffer {
     pub(super) bytes: Vec<u8>,
     /// True if further bytes are peeked at, not read.
     peeks: bool,
     /// The number of bytes, counted from the last, that are still in the socket.
     unread: usize,
-    /// The client has closed its side.
+    /// True if the client has closed its side.
     pub(super) finished: bool,
-    /// A sibling passed the client on, so the client is not passed again.
+    /// True if a sibling passed the client on. This shim does not pass the client again.
     pub(super) passed: bool,
-    /// The client waits: no instance has the client's bytes.
+    /// True if the client waits, and no instance has the client's bytes.
     held: bool,
-    pending: Option<Pending>,
+    pending: Option<PendingConnection>,
 }
 
 impl ReplayBuffer {
@@ -41,7 +41,7 @@ impl ReplayBuffer {
     pub(super) fn read(
         client: &StdTcpStream,
         sent: Option<Vec<u8>>,
-        pending: Option<Pending>,
+        pending: Option<PendingConnection>,
         peeks: bool,
     ) -> io::Result<Self> {
         let (passed, bytes) = (sent.is_some(), sent.unwrap_or_default());
@@ -56,12 +56,12 @@ impl ReplayBuffer {
             held: false,
             pending,
         };
-        kept.catch_up(client.as_fd())?;
+        kept.read_available_bytes(client.as_fd())?;
         Ok(kept)
     }
 
     /// Reads or peeks at the bytes in the socket, whatever readiness the runtime knows.
-    pub(super) fn catch_up(&mut self, client: BorrowedFd<'_>) -> io::Result<()> {
+    pub(super) fn read_available_bytes(&mut self, client: BorrowedFd<'_>) -> io::Result<()> {
         if self.is_full() || self.finished {
             return Ok(());
         }
@@ -74,12 +74,12 @@ impl ReplayBuffer {
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
             _ => {}
         }
-        self.count_pending();
+        self.update_pending();
         Ok(())
     }
 
     fn read_some(&mut self, client: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<()> {
-        let read = socket::read(client, &mut buffer[..KEPT - self.bytes.len()])?;
+        let read = socket::read(client, &mut buffer[..MAX_KEPT - self.bytes.len()])?;
         self.bytes.extend_from_slice(&buffer[..read]);
         self.finished = read == 0;
         Ok(())
@@ -91,14 +91,16 @@ impl ReplayBuffer {
     /// `EWOULDBLOCK` if no bytes are new.
     fn peek(&mut self, client: BorrowedFd<'_>) -> io::Result<()> {
         with_buffer(|buffer| {
-            let most = KEPT - (self.bytes.len() - self.unread);
+            let most = MAX_KEPT - (self.bytes.len() - self.unread);
             let new = match socket::peek(client, &mut buffer[..most])? {
                 peeked if peeked > self.unread => &buffer[self.unread..peeked],
                 0 => &[],
                 // The known bytes are still unread and hide later events, so the socket's state is
                 // checked.
-                _ if socket::is_gone(&client) => return Err(io::ErrorKind::ConnectionReset.into()),
-                _ if socket::has_ended(&client) => &[],
+                _ if socket::was_reset_or_timed_out(&client) => {
+                    return Err(io::ErrorKind::ConnectionReset.into());
+                }
+                _ if socket::peer_has_ended(&client) => &[],
                 _ => return Err(io::ErrorKind::WouldBlock.into()),
             };
             self.finished = new.is_empty();
@@ -113,7 +115,7 @@ impl ReplayBuffer {
         self.peeks && self.unread == self.bytes.len()
     }
 
-    pub(super) fn peeks(&self) -> bool {
+    pub(super) fn is_peeking(&self) -> bool {
         self.peeks
     }
 
@@ -145,23 +147,23 @@ impl ReplayBuffer {
     /// Counts the client as pending or not. An instance is stopped when no client is pending. Not
     /// pending are clients that sent nothing (a port check), that closed their side, or that are
     /// held because no instance is ready.
-    pub(super) fn count_pending(&mut self) {
+    pub(super) fn update_pending(&mut self) {
         let is = !self.bytes.is_empty() && !self.finished && !self.held;
         if let Some(pending) = &mut self.pending {
-            pending.set(is);
+            pending.set_pending(is);
         }
     }
 
     pub(super) fn set_held(&mut self, held: bool) {
         self.held = held;
-        self.count_pending();
+        self.update_pending();
     }
 
     /// True if bytes that an instance already got can be replayed to another instance.
     pub(super) fn is_replayable(&self) -> bool {
         self.bytes
             .first()
-            .is_none_or(|first| *first == client_hello::HANDSHAKE)
+            .is_none_or(|first| *first == client_hello::HANDSHAKE_TYPE)
     }
 
     /// True if the client gave up: the client closed its side before the TLS handshake.
@@ -170,17 +172,17 @@ impl ReplayBuffer {
     }
 
     pub(super) fn is_full(&self) -> bool {
-        self.bytes.len() >= KEPT
+        self.bytes.len() >= MAX_KEPT
     }
 
     /// True if the client's first message is complete: an instance answers it.
-    pub(super) fn is_whole(&self) -> bool {
-        client_hello::is_whole(&self.bytes)
+    pub(super) fn has_whole_hello(&self) -> bool {
+        client_hello::is_whole_hello(&self.bytes)
     }
 
     /// True if the bytes are a complete ClientHello.
     pub(super) fn is_client_hello(&self) -> bool {
-        self.is_replayable() && self.is_whole()
+        self.is_replayable() && self.has_whole_hello()
     }
 
     /// Reads or peeks at the client's next bytes.
@@ -194,17 +196,17 @@ impl ReplayBuffer {
             match client.try_io(Interest::READABLE, || self.peek(client.as_fd())) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 peeked => {
-                    self.count_pending();
+                    self.update_pending();
                     return Poll::Ready(peeked);
                 }
             }
         }
         with_buffer(|buffer| {
-            let mut read = ReadBuf::new(&mut buffer[..KEPT - self.bytes.len()]);
+            let mut read = ReadBuf::new(&mut buffer[..MAX_KEPT - self.bytes.len()]);
             ready!(Pin::new(client).poll_read(cx, &mut read))?;
             self.finished = read.filled().is_empty();
             self.bytes.extend_from_slice(read.filled());
-            self.count_pending();
+            self.update_pending();
             Poll::Ready(Ok(()))
         })
     }
@@ -217,11 +219,11 @@ mod tests {
     use std::io::{Read, Write};
     use std::net::{Shutdown, TcpListener};
 
-    const HELLO: [u8; 9] = [client_hello::HANDSHAKE, 3, 1, 0, 4, 2, 0, 0, 0];
+    const HELLO: [u8; 9] = [client_hello::HANDSHAKE_TYPE, 3, 1, 0, 4, 2, 0, 0, 0];
 
     /// Returns a client that has sent some bytes, the runtime's socket, a duplicate as another
     /// process would have it, and the buffer.
-    fn peek_client(sent: &[u8]) -> (StdTcpStream, TcpStream, StdTcpStream, ReplayBuffer) {
+    fn connect_peeked_client(sent: &[u8]) -> (StdTcpStream, TcpStream, StdTcpStream, ReplayBuffer) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut sender = StdTcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (client, _) = listener.accept().unwrap();
@@ -244,7 +246,7 @@ mod tests {
 
     #[tokio::test]
     async fn peeked_bytes_stay_in_the_socket_until_the_client_is_relayed() {
-        let (mut sender, mut client, mut duplicate, mut kept) = peek_client(&HELLO[..4]);
+        let (mut sender, mut client, mut duplicate, mut kept) = connect_peeked_client(&HELLO[..4]);
         let early = poll_fn(|cx| Poll::Ready(kept.poll_fill(cx, &mut client))).await;
         // The event of the first bytes has been used, and no more bytes have come.
         assert!(early.is_pending());
@@ -269,11 +271,11 @@ mod tests {
 
     #[tokio::test]
     async fn an_end_is_seen_behind_bytes_that_are_not_read() {
-        let (sender, mut client, _duplicate, mut kept) = peek_client(&HELLO);
+        let (sender, mut client, _duplicate, mut kept) = connect_peeked_client(&HELLO);
         sender.shutdown(Shutdown::Write).unwrap();
         fill_buffer(&mut kept, &mut client).await.unwrap();
         assert!(kept.finished && kept.is_given_up());
-        let (sender, mut client, _duplicate, mut kept) = peek_client(&HELLO);
+        let (sender, mut client, _duplicate, mut kept) = connect_peeked_client(&HELLO);
         socket::reset_on_close(&sender);
         drop(sender);
         assert_eq!(

@@ -17,20 +17,20 @@ use std::hash::Hasher;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The first value of the second octet that IPv4 clients do not get. Few networks have addresses
-/// there, unlike 10.240.0.0/16 or 10.0.0.0/16.
-const HASHED: u8 = 252;
+/// IPv4 clients with this second octet or a higher one get a hashed source address. Few networks
+/// have such addresses, unlike 10.240.0.0/16 or 10.0.0.0/16.
+const FIRST_HASHED_OCTET: u8 = 252;
 
 /// Most connections from one source to one address and port; further connections use the next
 /// source. The kernel has 28,232 ports (`net.ipv4.ip_local_port_range`), and takes long to find one
 /// of the last free ports.
-const MOST: u32 = 24_000;
+const MAX_CONNECTIONS: u32 = 24_000;
 
-/// Replaces `MOST` where Linux tries only the even ports at first. When the even ports have run
-/// out, from 14,116 connections on, each connect() takes some milliseconds.
-const MOST_EVEN: u32 = 8_000;
+/// Replaces `MAX_CONNECTIONS` where Linux tries only the even ports at first. When the even ports
+/// have run out, from 14,116 connections on, each connect() takes some milliseconds.
+const MAX_EVEN_CONNECTIONS: u32 = 8_000;
 
-/// The sources in use.
+/// Source addresses in use, with the number of connections of each.
 #[derive(Debug)]
 pub struct Sources {
     key: (u64, u64),
@@ -43,10 +43,10 @@ impl Sources {
         // A UUID.
         let digits: String = boot_id.chars().filter(char::is_ascii_hexdigit).collect();
         let key = u128::from_str_radix(&digits, 16).unwrap_or_default();
-        let most = if socket::takes_every_port() {
-            MOST
+        let most = if socket::supports_local_port_range() {
+            MAX_CONNECTIONS
         } else {
-            MOST_EVEN
+            MAX_EVEN_CONNECTIONS
         };
         Self {
             key: ((key >> 64) as u64, key as u64),
@@ -55,11 +55,11 @@ impl Sources {
         }
     }
 
-    /// Returns the first source of a client that has room, from number `number` on.
-    pub(super) fn acquire(self: &Arc<Self>, client: IpAddr, mut number: u32) -> Source {
+    /// Returns the client's first source address that has room, counted from `number` on.
+    pub(super) fn acquire_source(self: &Arc<Self>, client: IpAddr, mut number: u32) -> Source {
         let mut in_use = self.lock_in_use();
         loop {
-            let address = self.address(client, number);
+            let address = self.source_address(client, number);
             let used = in_use.entry(address).or_default();
             if *used < self.most {
                 *used += 1;
@@ -73,14 +73,15 @@ impl Sources {
         }
     }
 
-    fn address(&self, client: IpAddr, number: u32) -> Ipv4Addr {
+    fn source_address(&self, client: IpAddr, number: u32) -> Ipv4Addr {
         let client = client.to_canonical();
         if let (IpAddr::V4(client), 0) = (client, number) {
             let [_, b, c, d] = client.octets();
             let name = Ipv4Addr::new(127, b, c, d);
-            // The source 127.0.0.1 stands for a process of this node.
+            // 127.0.0.1 stands for a process of this node, and no other client gets this source
+            // address.
             let local = name == Ipv4Addr::LOCALHOST && client != Ipv4Addr::LOCALHOST;
-            if b < HASHED && !local && name != Ipv4Addr::new(127, 0, 0, 0) {
+            if b < FIRST_HASHED_OCTET && !local && name != Ipv4Addr::new(127, 0, 0, 0) {
                 return name;
             }
         }
@@ -89,7 +90,7 @@ impl Sources {
 
     fn hashed_address(&self, client: IpAddr, number: u32) -> Ipv4Addr {
         let [.., b, c, d] = hash_client(self.key, client, number).to_be_bytes();
-        let address = Ipv4Addr::new(127, b | HASHED, c, d);
+        let address = Ipv4Addr::new(127, b | FIRST_HASHED_OCTET, c, d);
         // 127.255.255.255 is the broadcast address.
         if address == Ipv4Addr::new(127, 255, 255, 255) {
             Ipv4Addr::new(127, 255, 255, 254)
@@ -106,7 +107,7 @@ impl Sources {
 /// Hashes a client. All versions of berth must agree.
 #[expect(
     deprecated,
-    reason = "its successor has no key, and may be another function in another version of berth"
+    reason = "SipHasher's successor has no key, and may be another function in another version of berth"
 )]
 pub(crate) fn hash_client(key: (u64, u64), client: IpAddr, number: u32) -> u64 {
     let mut hasher = std::hash::SipHasher::new_with_keys(key.0, key.1);
@@ -118,12 +119,12 @@ pub(crate) fn hash_client(key: (u64, u64), client: IpAddr, number: u32) -> u64 {
     hasher.finish()
 }
 
-/// A source in use by a connection, until dropped.
+/// A source address that a connection uses, until dropped.
 #[derive(Debug)]
 pub(super) struct Source {
     sources: Arc<Sources>,
     pub(super) address: Ipv4Addr,
-    /// Number of the source among the client's sources.
+    /// Number of the address among the client's source addresses.
     pub(super) number: u32,
 }
 
@@ -153,13 +154,13 @@ mod tests {
         })
     }
 
-    fn acquire_name(sources: &Arc<Sources>, client: &str) -> Ipv4Addr {
-        sources.acquire(client.parse().unwrap(), 0).address
+    fn acquire_source_address(sources: &Arc<Sources>, client: &str) -> Ipv4Addr {
+        sources.acquire_source(client.parse().unwrap(), 0).address
     }
 
-    fn is_hashed(address: Ipv4Addr) -> bool {
+    fn is_hashed_address(address: Ipv4Addr) -> bool {
         address.octets()[0] == 127
-            && address.octets()[1] >= HASHED
+            && address.octets()[1] >= FIRST_HASHED_OCTET
             && address != Ipv4Addr::new(127, 255, 255, 255)
     }
 
@@ -175,14 +176,15 @@ mod tests {
             ("::ffff:10.1.2.3", [127, 1, 2, 3]),
         ] {
             assert_eq!(
-                acquire_name(&sources, client),
+                acquire_source_address(&sources, client),
                 Ipv4Addr::from(expected),
                 "{client}"
             );
         }
     }
 
-    /// A client without a name of its own gets a name that no other client has, and keeps the name.
+    /// A client without an address in 127.0.0.0/8 that names it gets a hashed address. No other
+    /// client has that address, and the client keeps it.
     #[test]
     fn clients_without_a_name_get_a_hash() {
         let (here, again, later) = (
@@ -201,25 +203,28 @@ mod tests {
         ];
         let names: HashSet<_> = clients
             .iter()
-            .map(|client| acquire_name(&here, client))
+            .map(|client| acquire_source_address(&here, client))
             .collect();
         assert_eq!(names.len(), clients.len(), "{names:?}");
-        assert!(names.iter().all(|name| is_hashed(*name)), "{names:?}");
+        assert!(
+            names.iter().all(|name| is_hashed_address(*name)),
+            "{names:?}"
+        );
         for client in clients {
             assert_eq!(
-                acquire_name(&here, client),
-                acquire_name(&again, client),
+                acquire_source_address(&here, client),
+                acquire_source_address(&again, client),
                 "all shims of a node agree"
             );
             assert_ne!(
-                acquire_name(&here, client),
-                acquire_name(&later, client),
+                acquire_source_address(&here, client),
+                acquire_source_address(&later, client),
                 "the key is the boot's"
             );
         }
         // The exact numbers, which another version of berth must return as well.
         assert_eq!(
-            acquire_name(&here, "2001:db8::1"),
+            acquire_source_address(&here, "2001:db8::1"),
             Ipv4Addr::new(127, 253, 104, 169)
         );
     }
@@ -228,7 +233,7 @@ mod tests {
     fn a_source_without_room_is_followed_by_others() {
         let sources = make_sources(BOOT, 2);
         let client = "10.1.2.3".parse().unwrap();
-        let mut used: Vec<_> = (0..6).map(|_| sources.acquire(client, 0)).collect();
+        let mut used: Vec<_> = (0..6).map(|_| sources.acquire_source(client, 0)).collect();
         let of = |used: &[Source]| used.iter().map(|source| source.address).collect::<Vec<_>>();
         let addresses = of(&used);
         assert_eq!(addresses[..2], [Ipv4Addr::new(127, 1, 2, 3); 2]);
@@ -237,16 +242,20 @@ mod tests {
                 && addresses[4] == addresses[5]
                 && addresses[2] != addresses[4]
         );
-        assert!(addresses[2..].iter().all(|address| is_hashed(*address)));
+        assert!(
+            addresses[2..]
+                .iter()
+                .all(|address| is_hashed_address(*address))
+        );
         assert_ne!(
-            acquire_name(&sources, "10.1.2.4"),
+            acquire_source_address(&sources, "10.1.2.4"),
             addresses[2],
             "another client has its own"
         );
         // A source is passed over if other processes have its ports.
-        assert_eq!(sources.acquire(client, 1).number, 3);
+        assert_eq!(sources.acquire_source(client, 1).number, 3);
         used.remove(0);
-        assert_eq!(sources.acquire(client, 0).address, addresses[0]);
+        assert_eq!(sources.acquire_source(client, 0).address, addresses[0]);
         drop(used);
         assert!(sources.lock_in_use().is_empty());
     }

@@ -5,7 +5,7 @@ use super::Outcome;
 use super::opening::Opening;
 use super::replay_buffer::ReplayBuffer;
 use crate::backend::BackendInstance;
-use crate::gate::{Entry, Refused};
+use crate::gate::{GateEntry, GateRefusal};
 use berth_os::{make_awaitable, socket};
 use std::future::poll_fn;
 use std::io;
@@ -24,7 +24,7 @@ impl Opening<'_> {
         let (client, kept, turn) = (&mut *self.client, &mut self.kept, &mut self.turn);
         let by = *turn.hello_by.get_or_insert_with(|| gate.hello_deadline());
         let hello = async {
-            while !(kept.is_whole() || kept.is_full() || kept.finished) {
+            while !(kept.has_whole_hello() || kept.is_full() || kept.finished) {
                 poll_fn(|cx| kept.poll_fill(cx, client)).await?;
             }
             io::Result::Ok(())
@@ -32,17 +32,17 @@ impl Opening<'_> {
         if let Ok(Err(_)) = timeout_at(by, hello).await {
             return Err(Outcome::ClientReset);
         }
-        let mut waiting = match gate.enter(
+        let mut waiting = match gate.enter_client(
             to.epoch,
             self.peer.ip(),
             kept.bytes.len(),
             Instant::now() - turn.waited,
         ) {
-            Entry::Open(slot) => {
+            GateEntry::Open(slot) => {
                 turn.slot = Some(slot);
                 return Ok(());
             }
-            Entry::Wait(waiting) => waiting,
+            GateEntry::Wait(waiting) => waiting,
         };
         // While the client waits, no instance owes the client an answer.
         kept.set_held(true);
@@ -50,28 +50,28 @@ impl Opening<'_> {
         let admitted = tokio::select! {
             biased;
             admitted = waiting.wait_for_turn() => admitted,
-            () = wait_until_gone(client, kept) => Err(Refused::Left),
+            () = wait_until_client_gone(client, kept) => Err(GateRefusal::Left),
         };
         self.leave_queue();
         let why = match admitted {
             // The runtime's readiness of the socket is older than the turn, so the kernel is asked
             // whether the client has left.
-            Ok(slot) if !(self.kept.is_replayable() && socket::has_ended(&**self.client)) => {
+            Ok(slot) if !(self.kept.is_replayable() && socket::peer_has_ended(&**self.client)) => {
                 self.turn.slot = Some(slot);
                 return Ok(());
             }
-            Ok(_) => Refused::Left,
+            Ok(_) => GateRefusal::Left,
             Err(why) => why,
         };
-        waiting.refuse(why);
+        waiting.refuse_client(why);
         Err(match why {
-            Refused::Left => Outcome::ClientLeft,
-            Refused::Expired => Outcome::GateExpired,
-            Refused::Full => Outcome::GateFull,
+            GateRefusal::Left => Outcome::ClientLeft,
+            GateRefusal::Expired => Outcome::GateExpired,
+            GateRefusal::Full => Outcome::GateFull,
         })
     }
 
-    /// Ends the client's wait for its turn.
+    /// Ends the client's wait for its turn at the gate, and adds up the time.
     pub(super) fn leave_queue(&mut self) {
         self.kept.set_held(false);
         self.turn.waited += self
@@ -85,21 +85,24 @@ impl Opening<'_> {
     ///
     /// # Errors
     /// How the connection ends instead.
-    pub(super) async fn hold(&mut self, awaited: impl Future<Output = ()>) -> Result<(), Outcome> {
+    pub(super) async fn hold_client(
+        &mut self,
+        awaited: impl Future<Output = ()>,
+    ) -> Result<(), Outcome> {
         let began = Instant::now();
         let until = began + self.context.hold.saturating_sub(self.held);
         let Ok(_place) = self.context.held.try_acquire() else {
-            return Err(self.end_with(Outcome::HoldFull));
+            return Err(self.end_client(Outcome::HoldFull));
         };
         self.kept.set_held(true);
         let waited = tokio::select! {
             () = awaited => Ok(()),
             () = tokio::time::sleep_until(until) => Err(Outcome::HoldExpired),
-            outcome = wait_until_left(self.client, &mut self.kept) => Err(outcome),
+            outcome = wait_until_client_leaves(self.client, &mut self.kept) => Err(outcome),
         };
         self.kept.set_held(false);
         self.held += began.elapsed();
-        waited.map_err(|outcome| self.end_with(outcome))
+        waited.map_err(|outcome| self.end_client(outcome))
     }
 
     /// Waits for a silent client to send something, for at most `--hold`. Silent clients take no
@@ -115,7 +118,7 @@ impl Opening<'_> {
 }
 
 /// Waits until a held client gives up.
-async fn wait_until_left(client: &mut TcpStream, kept: &mut ReplayBuffer) -> Outcome {
+async fn wait_until_client_leaves(client: &mut TcpStream, kept: &mut ReplayBuffer) -> Outcome {
     while !kept.is_full() && !kept.finished {
         if poll_fn(|cx| kept.poll_fill(cx, client)).await.is_err() {
             return Outcome::ClientReset;
@@ -130,8 +133,8 @@ async fn wait_until_left(client: &mut TcpStream, kept: &mut ReplayBuffer) -> Out
 
 /// Waits until a client with complete first bytes is gone. Later bytes stay in the kernel, and do
 /// not count for the gate's room.
-async fn wait_until_gone(client: &TcpStream, kept: &ReplayBuffer) {
-    if kept.peeks() {
+async fn wait_until_client_gone(client: &TcpStream, kept: &ReplayBuffer) {
+    if kept.is_peeking() {
         // The unread first bytes hide the client's end. The wait uses a duplicate of the
         // descriptor, so that the event of bytes that come now is left for the client's own
         // descriptor.
@@ -140,13 +143,15 @@ async fn wait_until_gone(client: &TcpStream, kept: &ReplayBuffer) {
             .try_clone_to_owned()
             .and_then(|fd| make_awaitable(fd, Interest::READABLE));
         if let Ok(watched) = watched {
-            while !socket::has_ended(&watched)
+            while !socket::peer_has_ended(&watched)
                 && let Ok(mut ready) = watched.readable().await
             {
                 ready.clear_ready();
             }
         }
-        if !socket::has_ended(client) || !kept.is_replayable() && !socket::is_gone(client) {
+        if !socket::peer_has_ended(client)
+            || !kept.is_replayable() && !socket::was_reset_or_timed_out(client)
+        {
             let _ = client.ready(Interest::ERROR).await;
         }
         return;
@@ -161,11 +166,11 @@ async fn wait_until_gone(client: &TcpStream, kept: &ReplayBuffer) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::relay::client_hello::HANDSHAKE;
+    use crate::relay::client_hello::HANDSHAKE_TYPE;
     use std::io::Write;
     use std::net::{TcpListener, TcpStream as StdTcpStream};
 
-    /// A client whose ClientHello is late waits for its turn without the ClientHello.
+    /// A client with a late ClientHello waits for its turn without the ClientHello.
     #[tokio::test]
     async fn bytes_sent_during_the_wait_are_read_after_the_turn() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -175,9 +180,9 @@ mod tests {
         let mut kept = ReplayBuffer::read(&client, None, None, true).unwrap();
         let mut client = TcpStream::from_std(client).unwrap();
         {
-            let mut leaves = std::pin::pin!(wait_until_gone(&client, &kept));
+            let mut leaves = std::pin::pin!(wait_until_client_gone(&client, &kept));
             // The wait gets the events of these bytes, and does not end.
-            for sent in [&[][..], &[HANDSHAKE]] {
+            for sent in [&[][..], &[HANDSHAKE_TYPE]] {
                 sender.write_all(sent).unwrap();
                 assert!(
                     timeout(Duration::from_millis(1), &mut leaves)
@@ -191,6 +196,6 @@ mod tests {
             poll_fn(|cx| kept.poll_fill(cx, &mut client)),
         );
         filled.await.expect("the bytes are there").unwrap();
-        assert_eq!(kept.bytes, [HANDSHAKE]);
+        assert_eq!(kept.bytes, [HANDSHAKE_TYPE]);
     }
 }

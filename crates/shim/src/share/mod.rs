@@ -9,7 +9,7 @@
 mod sides;
 
 use crate::family::{encode_family, encode_gauge};
-use berth_node::instance::InstanceId;
+use berth_node::instance_id::InstanceId;
 use berth_node::ipc::wire::{Share, ShareStatus, Side};
 use berth_node::registry::BerthDir;
 use humantime::{format_duration, format_rfc3339_millis};
@@ -27,7 +27,7 @@ use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 
 /// Longest lease of a share. The share of a sender that died ends after this time.
-const LONGEST: Duration = Duration::from_secs(600);
+const MAX_LEASE: Duration = Duration::from_secs(600);
 
 /// How a new connection was placed while a share was in force.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,7 +47,8 @@ impl Placement {
     ];
 }
 
-/// The share of a shim, if a share is in force.
+/// How new connections are divided between this shim and a sibling. Nothing is divided if no share
+/// is in force.
 #[derive(Debug, Default)]
 pub struct Sharing {
     is_on: AtomicBool,
@@ -58,7 +59,7 @@ pub struct Sharing {
 #[derive(Debug)]
 struct ActiveShare {
     share: Share,
-    /// The side of the own instance.
+    /// Side of this shim's instance: old or new.
     side: Side,
     /// The socket of the sibling.
     sibling: Arc<Path>,
@@ -71,7 +72,7 @@ impl Sharing {
     ///
     /// # Errors
     /// The share is for other shims, or out of bounds.
-    pub(crate) fn put(
+    pub(crate) fn set_share(
         &self,
         share: Share,
         own: &InstanceId,
@@ -104,10 +105,10 @@ impl Sharing {
         if *permille > 1000 {
             return Err(format!("a share of {permille} thousandths: give 0 to 1000"));
         }
-        if lease > LONGEST {
-            let [lease, most] = [lease, LONGEST].map(format_duration);
+        if lease > MAX_LEASE {
+            let [lease, most] = [lease, MAX_LEASE].map(format_duration);
             return Err(format!(
-                "a share for {lease}: give {most} at most, and send it again before that"
+                "a share for {lease}: give {most} at most, and send the share again before the share ends"
             ));
         }
         let sibling = berth
@@ -115,7 +116,7 @@ impl Sharing {
             .map_err(|error| error.to_string())?
             .into();
         if lease.is_zero() {
-            self.end("as requested");
+            self.end_share("as requested");
             return Ok(());
         }
         self.expire(at);
@@ -159,11 +160,11 @@ impl Sharing {
     /// Ends a share with an expired lease.
     pub(crate) fn expire(&self, at: Instant) {
         if self.expiry().is_some_and(|until| until <= at) {
-            self.end("its lease has run out, and was not renewed");
+            self.end_share("the lease of the share has run out, and was not renewed");
         }
     }
 
-    fn end(&self, why: &str) {
+    fn end_share(&self, why: &str) {
         self.is_on.store(false, Relaxed);
         if let Some(ActiveShare {
             share: Share {
@@ -182,7 +183,7 @@ impl Sharing {
 
     /// Returns the socket of the sibling that gets a new connection. `None` if the connection is on
     /// the own side. `listener` is the address that the client dialled.
-    pub(crate) fn sibling_for(
+    pub(crate) fn choose_sibling(
         &self,
         client: SocketAddr,
         listener: Option<SocketAddr>,
@@ -197,16 +198,16 @@ impl Sharing {
         let side = if is_local && !now.share.local {
             Side::Old
         } else {
-            now.sides.side(now.share.permille, client)
+            now.sides.choose_side(now.share.permille, client)
         };
         if side == now.side {
-            self.count(Placement::Kept);
+            self.count_placement(Placement::Kept);
             return None;
         }
         Some(now.sibling.clone())
     }
 
-    pub(crate) fn count(&self, placed: Placement) {
+    pub(crate) fn count_placement(&self, placed: Placement) {
         self.connections[placed as usize].fetch_add(1, Relaxed);
     }
 
@@ -234,7 +235,7 @@ impl Sharing {
     }
 }
 
-/// Metrics of a share, for a registry.
+/// Makes metrics of the share in force and of its counters.
 #[derive(Debug)]
 pub(crate) struct ShareMetrics(pub(crate) Arc<Sharing>);
 
@@ -256,7 +257,7 @@ impl Collector for ShareMetrics {
                 ConstCounter::new(self.0.connections[placed as usize].load(Relaxed)),
             )
         });
-        let help = "New connections while a share of them was in force, by result";
+        let help = "New connections while a share of new connections was in force, by result";
         encode_family(
             &mut to,
             "berth_share_connections",

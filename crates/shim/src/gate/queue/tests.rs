@@ -2,7 +2,7 @@ use super::*;
 use proptest::prelude::*;
 use std::net::{IpAddr, Ipv4Addr};
 
-const SMALL: Room = Room {
+const SMALL: QueueCapacity = QueueCapacity {
     clients: 12,
     bytes: 100,
 };
@@ -13,7 +13,7 @@ fn make_source(number: u8) -> Source {
 
 /// Returns a queue with room for all clients, with the given number of clients of each source.
 fn filled_queue(sources: &[(u8, bool, usize)], since: Instant) -> Queue {
-    let mut queue = Queue::new(Room {
+    let mut queue = Queue::new(QueueCapacity {
         clients: usize::MAX,
         bytes: usize::MAX,
     });
@@ -23,7 +23,7 @@ fn filled_queue(sources: &[(u8, bool, usize)], since: Instant) -> Queue {
     for (number, is_first) in clients {
         assert!(
             queue
-                .push((make_source(number), is_first), 1, since, since)
+                .push_client((make_source(number), is_first), 1, since, since)
                 .1
                 .is_empty()
         );
@@ -34,12 +34,12 @@ fn filled_queue(sources: &[(u8, bool, usize)], since: Instant) -> Queue {
 /// Returns the classes and the sources of the next clients.
 fn take_turns(queue: &mut Queue, count: usize, now: Instant) -> (Vec<Class>, Vec<Source>) {
     (0..count)
-        .filter_map(|_| queue.next(now, |_| true))
+        .filter_map(|_| queue.pop_next(now, |_| true))
         .map(|next| (next.class, next.source))
         .unzip()
 }
 
-fn count_of<T: PartialEq>(which: &T, all: &[T]) -> usize {
+fn count_equal<T: PartialEq>(which: &T, all: &[T]) -> usize {
     all.iter().filter(|it| *it == which).count()
 }
 
@@ -49,25 +49,29 @@ fn a_source_with_a_thousand_clients_takes_turns() {
     let mut queue = filled_queue(&[(1, false, 1000), (2, false, 10), (3, false, 10)], start);
     let (_, sources) = take_turns(&mut queue, 30, start);
     for number in 1..=3 {
-        assert_eq!(count_of(&make_source(number), &sources), 10, "{sources:?}");
+        assert_eq!(
+            count_equal(&make_source(number), &sources),
+            10,
+            "{sources:?}"
+        );
     }
     assert_eq!(queue.longest_queue(), Some((990, make_source(1))));
 }
 
-/// A queue that is empty for a moment does not come before waiting queues.
+/// A queue that was empty for a moment does not get ahead of the queues that were not.
 #[test]
 fn a_source_with_one_client_at_a_time_waits_like_all() {
     let start = Instant::now();
     let mut queue = filled_queue(&[(1, false, 1), (2, false, 5), (3, false, 5)], start);
     let mut sources = Vec::new();
     for _ in 0..9 {
-        let of = queue.next(start, |_| true).unwrap().source;
+        let of = queue.pop_next(start, |_| true).unwrap().source;
         if of == make_source(1) {
-            queue.push((of, false), 1, start, start);
+            queue.push_client((of, false), 1, start, start);
         }
         sources.push(of);
     }
-    assert_eq!(count_of(&make_source(1), &sources), 3, "{sources:?}");
+    assert_eq!(count_equal(&make_source(1), &sources), 3, "{sources:?}");
 }
 
 #[test]
@@ -77,25 +81,25 @@ fn no_class_starves_another() {
     let (classes, _) = take_turns(&mut queue, 100, start);
     assert_eq!(
         (
-            count_of(&Class::First, &classes),
-            count_of(&Class::Others, &classes)
+            count_equal(&Class::First, &classes),
+            count_equal(&Class::Others, &classes)
         ),
         (60, 40)
     );
 
-    let now = start + LATE;
+    let now = start + LATE_AFTER;
     for nth in (0..250).cycle().take(1000) {
-        queue.push((make_source(3 + nth % 2), nth % 2 == 0), 1, now, now);
+        queue.push_client((make_source(3 + nth % 2), nth % 2 == 0), 1, now, now);
     }
     let (classes, _) = take_turns(&mut queue, 100, now);
     assert_eq!(
-        Class::ALL.map(|class| count_of(&class, &classes)),
+        Class::ALL.map(|class| count_equal(&class, &classes)),
         [50, 40, 10]
     );
 }
 
-/// Columns: the sources and classes of the waiting clients and of the newcomer, the room, and the
-/// rejected client.
+/// In each row: the sources and classes of the waiting clients, those of the newcomer, the room for
+/// clients and for bytes, and the client that is rejected.
 #[test]
 fn beyond_the_room_the_longest_queue_loses_its_newest() {
     let (first, other) = ((1, true), (2, false));
@@ -110,9 +114,9 @@ fn beyond_the_room_the_longest_queue_loses_its_newest() {
         (&[first, other, other, other], first, 4, 100, Some(3)),
     ];
     for (waiting, comes, clients, bytes, rejected) in rows {
-        let (mut queue, now) = (Queue::new(Room { clients, bytes }), Instant::now());
+        let (mut queue, now) = (Queue::new(QueueCapacity { clients, bytes }), Instant::now());
         let mut push =
-            |(number, is_first)| queue.push((make_source(number), is_first), 10, now, now);
+            |(number, is_first)| queue.push_client((make_source(number), is_first), 10, now, now);
         let tickets: Vec<_> = waiting
             .iter()
             .chain([&comes])
@@ -140,7 +144,7 @@ enum Event {
     Pass(u64),
 }
 
-fn events() -> impl Strategy<Value = Event> {
+fn any_event() -> impl Strategy<Value = Event> {
     prop_oneof![
         6 => (0..5u8, any::<bool>(), 0..40usize, 0..16u64)
             .prop_map(|(source, is_first, bytes, waited)| Event::Push { source, is_first, bytes, waited }),
@@ -150,7 +154,7 @@ fn events() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// A waiting client, as the test knows the client.
+/// A waiting client, in the test's own books.
 #[derive(Debug, Clone, Copy)]
 struct Client {
     ticket: Ticket,
@@ -162,7 +166,7 @@ struct Client {
 
 proptest! {
     #[test]
-    fn every_client_is_in_one_place_and_bounds_hold(events in prop::collection::vec(events(), 0..200)) {
+    fn every_client_is_in_one_place_and_bounds_hold(events in prop::collection::vec(any_event(), 0..200)) {
         let mut now = Instant::now();
         let start = now;
         let mut queue = Queue::new(SMALL);
@@ -171,42 +175,42 @@ proptest! {
             match event {
                 Event::Push { source: number, is_first, bytes, waited } => {
                     let since = (now - Duration::from_secs(waited.min((now - start).as_secs()))).max(start);
-                    let (ticket, rejected) = queue.push((make_source(number), is_first), bytes, since, now);
+                    let (ticket, rejected) = queue.push_client((make_source(number), is_first), bytes, since, now);
                     waiting.push(Client { ticket, source: number, is_first, bytes, since });
-                    waiting.retain(|c| now < c.since + LONGEST_WAIT);
+                    waiting.retain(|c| now < c.since + MAX_WAIT);
                     let is_too_much = waiting.len() > SMALL.clients || waiting.iter().map(|c| c.bytes).sum::<usize>() > SMALL.bytes;
                     prop_assert_eq!(rejected.is_empty(), !is_too_much);
                     for ticket in rejected {
                         // A client that was late at the last check has lost its class.
-                        let of_first = |c: &&Client| c.is_first && now < c.since + LATE;
+                        let of_first = |c: &&Client| c.is_first && now < c.since + LATE_AFTER;
                         let firsts = waiting.iter().filter(of_first).count();
                         let at = waiting.iter().position(|c| c.ticket == ticket).expect("a waiting client");
                         let rejected = waiting.remove(at);
                         let all_first = waiting.iter().all(|c| of_first(&c));
-                        prop_assert!(!of_first(&&rejected) || firsts > SMALL.clients / FIRST_SHARE || all_first, "{:?}", rejected);
+                        prop_assert!(!of_first(&&rejected) || firsts > SMALL.clients / FIRST_DIVISOR || all_first, "{:?}", rejected);
                     }
                 }
                 Event::Remove(at) => {
                     if !waiting.is_empty() {
                         let gone = waiting.remove(at % waiting.len());
-                        prop_assert!(queue.remove(gone.ticket));
-                        prop_assert!(!queue.remove(gone.ticket));
+                        prop_assert!(queue.remove_client(gone.ticket));
+                        prop_assert!(!queue.remove_client(gone.ticket));
                     }
                 }
                 Event::Next { full } => {
-                    let next = queue.next(now, |of| *of != make_source(full));
-                    waiting.retain(|c| now < c.since + LONGEST_WAIT);
+                    let next = queue.pop_next(now, |of| *of != make_source(full));
+                    waiting.retain(|c| now < c.since + MAX_WAIT);
                     match next {
                         None => prop_assert!(waiting.iter().all(|c| c.source == full), "{:?}", waiting),
-                        Some(Next { ticket, source: of, class, .. }) => {
+                        Some(NextClient { ticket, source: of, class, .. }) => {
                             let at = waiting.iter().position(|c| c.ticket == ticket);
                             let client = waiting.remove(at.expect("a waiting client, not expired"));
                             prop_assert_eq!(of, make_source(client.source));
                             prop_assert_ne!(client.source, full, "it has its share");
-                            prop_assert_eq!(class == Class::Late, now >= client.since + LATE);
-                            prop_assert_eq!(class == Class::First, now < client.since + LATE && client.is_first);
+                            prop_assert_eq!(class == Class::Late, now >= client.since + LATE_AFTER);
+                            prop_assert_eq!(class == Class::First, now < client.since + LATE_AFTER && client.is_first);
                             let before = |c: &&Client| {
-                                let late = |c: &Client| now >= c.since + LATE;
+                                let late = |c: &Client| now >= c.since + LATE_AFTER;
                                 c.source == client.source && late(c) == late(&client)
                                     && (late(c) || c.is_first == client.is_first) && (c.since, c.ticket) < (client.since, client.ticket)
                             };
@@ -216,12 +220,12 @@ proptest! {
                 }
                 Event::Pass(seconds) => now += Duration::from_secs(seconds),
             }
-            let of_queue: usize = Class::ALL.iter().map(|class| queue.waiting(*class)).sum();
+            let of_queue: usize = Class::ALL.iter().map(|class| queue.count_waiting(*class)).sum();
             let clients = queue.clients.len();
             prop_assert_eq!(of_queue, clients);
             prop_assert!(clients <= SMALL.clients && queue.bytes <= SMALL.bytes);
             prop_assert!(waiting.iter().all(|c| queue.clients.contains_key(&c.ticket)));
-            prop_assert!(clients == waiting.len() || waiting.iter().any(|c| now >= c.since + LONGEST_WAIT) || clients > waiting.len());
+            prop_assert!(clients == waiting.len() || waiting.iter().any(|c| now >= c.since + MAX_WAIT) || clients > waiting.len());
             prop_assert_eq!(queue.bytes, queue.clients.values().map(|c| c.bytes).sum::<usize>());
             let queued: usize = queue.queues.values().map(|queue| queue.places.len()).sum();
             prop_assert_eq!((queued, queue.lengths.iter().map(BTreeSet::len).sum(), queue.turns.len()), (clients, queue.queues.len(), queue.queues.len()));

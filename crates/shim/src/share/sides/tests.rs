@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Pseudorandom numbers: SplitMix64.
-fn draw(state: &mut u64) -> u64 {
+fn draw_number(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut z = *state;
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -39,7 +39,7 @@ impl Clients {
             },
         ) = (self.seed, self.clone());
         (0..number).map(move |port| {
-            let uniform = draw(&mut state) as f64 / 2_f64.powi(64);
+            let uniform = draw_number(&mut state) as f64 / 2_f64.powi(64);
             (
                 make_address((uniform.powi(skew) * addresses as f64) as u64),
                 port,
@@ -49,7 +49,7 @@ impl Clients {
     }
 }
 
-fn clients() -> impl Strategy<Value = Clients> {
+fn any_clients() -> impl Strategy<Value = Clients> {
     let addresses = prop_oneof![Just(1_u64), 2..30_u64, 1_000..5_000_u64];
     (addresses, 1..8, any::<u64>()).prop_map(|(addresses, skew, seed)| Clients {
         addresses,
@@ -58,19 +58,22 @@ fn clients() -> impl Strategy<Value = Clients> {
     })
 }
 
-fn part() -> impl Strategy<Value = u16> {
+fn any_permille() -> impl Strategy<Value = u16> {
     prop_oneof![1 => Just(0), 1 => Just(1000), 6 => 1..1000_u16]
 }
 
 /// Returns the side of a connection, and true if the side follows the client's address.
 fn draw_side(sides: &mut Sides, permille: u16, client: SocketAddr) -> (Side, bool) {
     let before = sides.by_address;
-    (sides.side(permille, client), sides.by_address > before)
+    (
+        sides.choose_side(permille, client),
+        sides.by_address > before,
+    )
 }
 
-/// Bounds the error of a sum of independent draws with these sizes and this chance: a larger error
-/// happens once in 10¹² times (Bernstein's inequality).
-fn find_furthest(draws: impl Iterator<Item = u64> + Clone, chance: f64) -> f64 {
+/// Bounds the error of a sum of independent draws, which have these sizes and this chance. A larger
+/// error happens once in 10¹² times (Bernstein's inequality).
+fn bound_draw_error(draws: impl Iterator<Item = u64> + Clone, chance: f64) -> f64 {
     let log = (2e12_f64).ln();
     let variance: f64 = draws
         .clone()
@@ -83,16 +86,16 @@ fn find_furthest(draws: impl Iterator<Item = u64> + Clone, chance: f64) -> f64 {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Two shims, each with the connections that the kernel gives it. The kernel may give one shim
-    /// more than the other.
+    /// Two shims divide the connections that the kernel gives them. The new side gets its part of
+    /// all of them, even if the kernel gives one shim more than the other.
     #[test]
-    fn the_share_comes_out_right(clients in clients(), salt: u64, permille in part(), uneven in 1..4_u64) {
+    fn each_side_gets_its_share_of_the_clients(clients in any_clients(), salt: u64, permille in any_permille(), uneven in 1..4_u64) {
         const CONNECTIONS: u16 = 10_000;
         let mut shims = [Sides::new(salt), Sides::new(salt)];
         let (mut kernel, mut new, mut one_by_one) = (!clients.seed, 0, 0);
         let mut whole = BTreeMap::<IpAddr, u64>::new();
         for client in clients.connections(CONNECTIONS) {
-            let shim = &mut shims[usize::from(draw(&mut kernel).is_multiple_of(uneven + 1))];
+            let shim = &mut shims[usize::from(draw_number(&mut kernel).is_multiple_of(uneven + 1))];
             let (side, by_address) = draw_side(shim, permille, client);
             new += u64::from(side == Side::New);
             if by_address {
@@ -104,12 +107,12 @@ proptest! {
         let chance = f64::from(permille) / 1000.0;
         let draws = whole.values().copied().chain((0..one_by_one).map(|_| 1));
         let off = (new as f64 - chance * f64::from(CONNECTIONS)).abs();
-        prop_assert!(off <= find_furthest(draws, chance), "{new} of {CONNECTIONS}");
+        prop_assert!(off <= bound_draw_error(draws, chance), "{new} of {CONNECTIONS}");
         // No address that is placed as a whole has many connections, so the error is small for any
         // clients.
         let smaller = permille.min(1000 - permille);
         if smaller > 0 {
-            let most = 2 * FEW + u64::from(CONNECTIONS) * u64::from(smaller) / (1000 * MOST);
+            let most = 2 * MIN_CONNECTIONS + u64::from(CONNECTIONS) * u64::from(smaller) / (1000 * ADDRESS_DIVISOR);
             prop_assert!(whole.values().all(|connections| *connections <= most), "{most} {whole:?}");
         } else {
             prop_assert_eq!(new, u64::from(CONNECTIONS) * u64::from(permille / 1000));
@@ -118,7 +121,7 @@ proptest! {
 
     /// A larger part takes clients from the old side only, and an unchanged part takes no clients.
     #[test]
-    fn clients_keep_their_side(clients in clients(), salt: u64, parts in prop::collection::vec(part(), 1..4)) {
+    fn clients_keep_their_side(clients in any_clients(), salt: u64, parts in prop::collection::vec(any_permille(), 1..4)) {
         let (mut sides, mut parts) = (Sides::new(salt), parts);
         parts.sort_unstable();
         let (mut by_address, mut by_connection) = (BTreeMap::new(), BTreeMap::new());
@@ -148,19 +151,23 @@ fn many_equal_addresses_are_taken_as_a_whole_and_one_address_is_not() {
         .collect();
     let new: BTreeSet<_> = many
         .iter()
-        .filter(|client| sides.side(250, **client) == Side::New)
+        .filter(|client| sides.choose_side(250, **client) == Side::New)
         .map(SocketAddr::ip)
         .collect();
     assert_eq!((sides.by_address, sides.by_connection), (30_000, 0));
     assert!(
         many.iter()
-            .all(|client| (sides.side(250, *client) == Side::New) == new.contains(&client.ip()))
+            .all(|client| (sides.choose_side(250, *client) == Side::New)
+                == new.contains(&client.ip()))
     );
     let mut sides = Sides::new(1);
     for port in 0..1_000 {
-        sides.side(250, (make_address(1), port).into());
+        sides.choose_side(250, (make_address(1), port).into());
     }
-    assert_eq!((sides.by_address, sides.by_connection), (FEW, 1_000 - FEW));
+    assert_eq!(
+        (sides.by_address, sides.by_connection),
+        (MIN_CONNECTIONS, 1_000 - MIN_CONNECTIONS)
+    );
 }
 
 /// An address has too many connections if it has more than a sixteenth of the smaller side's: of
@@ -173,7 +180,7 @@ fn an_address_has_too_many_connections_beyond_its_part_of_them() {
             .map(|n| (make_address(n), 1))
             .chain((1..=9).map(|port| (make_address(1), port)));
         for client in others_and_nine {
-            sides.side(500, client.into());
+            sides.choose_side(500, client.into());
         }
         assert_eq!(
             sides.by_connection,
@@ -193,7 +200,7 @@ fn a_side_without_a_part_gets_no_client() {
         assert!(
             clients
                 .chain((0..100).map(|port| (make_address(1), port).into()))
-                .all(|it| sides.side(permille, it) == all)
+                .all(|it| sides.choose_side(permille, it) == all)
         );
         assert_eq!(sides.by_connection, 0);
     }
@@ -203,7 +210,7 @@ fn a_side_without_a_part_gets_no_client() {
 fn a_network_of_ipv6_is_one_client_and_an_address_has_two_forms() {
     for salt in 0..100 {
         let side = |client: &str| {
-            Sides::new(salt).side(500, (client.parse::<IpAddr>().unwrap(), 1).into())
+            Sides::new(salt).choose_side(500, (client.parse::<IpAddr>().unwrap(), 1).into())
         };
         assert_eq!(side("2001:db8::1"), side("2001:db8::ffff:1"));
         assert_eq!(side("::ffff:10.0.0.1"), side("10.0.0.1"));
@@ -217,7 +224,7 @@ fn sides_are_the_same_in_all_versions() {
         let mut sides = Sides::new(7);
         let side = |n| {
             let (d, port) = by(n);
-            if sides.side(500, ([10, 0, 0, d], port).into()) == Side::New {
+            if sides.choose_side(500, ([10, 0, 0, d], port).into()) == Side::New {
                 'n'
             } else {
                 'o'

@@ -31,7 +31,7 @@ const LEAVING: Facts = Facts {
 fn make_machine() -> Machine {
     Machine::new(
         Rules {
-            addresses: vec![address()],
+            addresses: vec![test_address()],
             hold: HOLD,
             lease: LEASE,
         },
@@ -43,7 +43,7 @@ fn make_machine() -> Machine {
 fn joined_machine() -> Machine {
     let mut machine = make_machine();
     machine.set_facts(READY);
-    machine.on_listening(address(), OWN);
+    machine.on_listening(test_address(), OWN);
     machine.on_accepting(OWN);
     assert_eq!(machine.phase(), Phase::Joined);
     machine
@@ -63,12 +63,12 @@ fn serving_announce(owns: &[Cookie], accepts: &[Cookie]) -> Announce {
 }
 
 /// The sibling connects, announces its state, and gives its listener.
-fn meet(machine: &mut Machine, announce: Announce) -> Vec<Action> {
+fn meet_sibling(machine: &mut Machine, announce: Announce) -> Vec<Action> {
     machine.on_connected(SIBLING);
-    without_announce(machine.on_update(SIBLING, announce, &[(THEIRS, address())]))
+    without_announce(machine.on_update(SIBLING, announce, &[(THEIRS, test_address())]))
 }
 
-fn renew(machine: &mut Machine, now: Time) -> Vec<Action> {
+fn renew_sibling_lease(machine: &mut Machine, now: Time) -> Vec<Action> {
     without_announce(machine.on_leases(now, &[(SIBLING, now, now + LEASE)]))
 }
 
@@ -91,7 +91,7 @@ fn a_sibling_is_awaited_while_its_lease_holds_and_for_a_lease_at_most() {
             (machine.awaited_siblings(), machine.knows_siblings()),
             (vec![SIBLING], false)
         );
-        assert_eq!(machine.tick(awaited), [Action::Listen(address())]);
+        assert_eq!(machine.tick(awaited), [Action::Listen(test_address())]);
         assert_eq!(
             (machine.awaited_siblings(), machine.now()),
             (vec![], awaited)
@@ -107,7 +107,7 @@ fn a_sibling_is_awaited_while_its_lease_holds_and_for_a_lease_at_most() {
     assert_eq!(without_announce(machine.set_facts(READY)), []);
     assert_eq!(
         without_announce(machine.on_update(SIBLING, Announce::default(), &[])),
-        [Action::Listen(address())]
+        [Action::Listen(test_address())]
     );
 }
 
@@ -249,7 +249,7 @@ fn the_machine_wakes_at_each_deadline_once() {
     let mut serves = joined_machine();
     assert_eq!(
         (serves.next_wake(), serves.addresses()),
-        (None, &[address()][..])
+        (None, &[test_address()][..])
     );
     serves.on_leases(Time::ZERO, &[(SIBLING, Time::ZERO, 10 * LEASE)]);
     assert_eq!(
@@ -257,7 +257,7 @@ fn the_machine_wakes_at_each_deadline_once() {
         Some(LEASE),
         "a sibling is awaited no more"
     );
-    meet(&mut serves, serving_announce(&[THEIRS], &[THEIRS]));
+    meet_sibling(&mut serves, serving_announce(&[THEIRS], &[THEIRS]));
     serves.tick(2 * LEASE);
     assert_eq!(
         serves.next_wake(),
@@ -289,24 +289,27 @@ fn a_new_connection_gets_one_announcement() {
     assert_eq!(machine.on_connected(SIBLING), [Action::Announce]);
     assert_eq!(machine.set_facts(READY), [], "nothing has changed");
     assert_eq!(
-        machine.on_update(SIBLING, Announce::default(), &[(THEIRS, address())])[..1],
+        machine.on_update(SIBLING, Announce::default(), &[(THEIRS, test_address())])[..1],
         [Action::Accept(THEIRS)]
     );
-    assert_eq!(machine.guards(), [(OWN, address()), (THEIRS, address())]);
+    assert_eq!(
+        machine.guards(),
+        [(OWN, test_address()), (THEIRS, test_address())]
+    );
 }
 
 #[test]
 fn a_shim_is_joined_when_it_accepts_at_each_address() {
-    let other = SocketAddr::new(address().ip(), 7443);
+    let other = SocketAddr::new(test_address().ip(), 7443);
     let rules = Rules {
-        addresses: vec![address(), other],
+        addresses: vec![test_address(), other],
         hold: HOLD,
         lease: LEASE,
     };
     let mut machine = Machine::new(rules, Time::ZERO);
     // An orphan at the first address.
     assert_eq!(
-        meet(&mut machine, Announce::default()),
+        meet_sibling(&mut machine, Announce::default()),
         [Action::Accept(THEIRS)]
     );
     assert_eq!(machine.on_accepting(THEIRS), [Action::Announce]);
@@ -324,7 +327,7 @@ fn a_shim_is_joined_when_it_accepts_at_each_address() {
     assert_eq!(machine.on_listening(other, OWN)[..1], [Action::Accept(OWN)]);
     assert_eq!(
         (machine.phase(), machine.guards()),
-        (Phase::Waiting, vec![(THEIRS, address())])
+        (Phase::Waiting, vec![(THEIRS, test_address())])
     );
     assert_eq!(
         machine.on_accepting(OWN),
@@ -336,6 +339,19 @@ fn a_shim_is_joined_when_it_accepts_at_each_address() {
     );
 }
 
+/// A newcomer would have no guard of the orphan if the shim died before its loop ran.
+#[test]
+fn an_orphan_is_given_while_its_accept_loop_starts() {
+    let mut machine = make_machine();
+    machine.set_facts(READY);
+    assert_eq!(
+        meet_sibling(&mut machine, Announce::default()),
+        [Action::Accept(THEIRS)]
+    );
+    assert_eq!(machine.announce().owns, [THEIRS].into());
+    assert_eq!(machine.guards(), [(THEIRS, test_address())]);
+}
+
 /// The shim's instance is not ready, although others are.
 #[test]
 fn a_shim_that_was_never_ready_makes_and_releases_no_listener() {
@@ -343,7 +359,7 @@ fn a_shim_that_was_never_ready_makes_and_releases_no_listener() {
         let mut machine = make_machine();
         assert_eq!(without_announce(machine.set_facts(UNREADY)), []);
         assert_eq!(
-            sibling.map_or(vec![], |announce| meet(&mut machine, announce)),
+            sibling.map_or(vec![], |announce| meet_sibling(&mut machine, announce)),
             []
         );
         for now in [STEP, 2 * STEP] {
@@ -365,7 +381,7 @@ fn a_listener_that_its_live_owner_does_not_accept_from_is_an_orphan() {
     ] {
         let of = |is: bool| if is { &[THEIRS][..] } else { &[] };
         for mut machine in [make_machine(), joined_machine()] {
-            let taken = meet(&mut machine, serving_announce(of(owns), of(accepts)));
+            let taken = meet_sibling(&mut machine, serving_announce(of(owns), of(accepts)));
             assert_eq!(
                 taken == [Action::Accept(THEIRS)],
                 is_orphan,
@@ -374,10 +390,10 @@ fn a_listener_that_its_live_owner_does_not_accept_from_is_an_orphan() {
         }
     }
     let mut machine = joined_machine();
-    meet(&mut machine, serving_announce(&[], &[]));
+    meet_sibling(&mut machine, serving_announce(&[], &[]));
     machine.on_accepting(THEIRS);
     assert_eq!(
-        meet(&mut machine, serving_announce(&[THEIRS], &[THEIRS])),
+        meet_sibling(&mut machine, serving_announce(&[THEIRS], &[THEIRS])),
         [Action::Guard(THEIRS)]
     );
     assert_eq!(machine.on_accepting(THEIRS), [], "it ends");
@@ -389,7 +405,7 @@ fn a_listener_that_its_live_owner_does_not_accept_from_is_an_orphan() {
         ([OWN].into(), vec![])
     );
     assert_eq!(
-        machine.on_ended(THEIRS)[..1],
+        machine.on_loop_ended(THEIRS)[..1],
         [Action::Accept(THEIRS)],
         "one loop after the other"
     );
@@ -398,7 +414,7 @@ fn a_listener_that_its_live_owner_does_not_accept_from_is_an_orphan() {
 #[test]
 fn an_unheard_sibling_may_own_a_new_guard_but_no_listener_in_use() {
     let mut machine = joined_machine();
-    meet(&mut machine, serving_announce(&[], &[]));
+    meet_sibling(&mut machine, serving_announce(&[], &[]));
     machine.on_accepting(THEIRS);
     machine.on_leases(
         STEP,
@@ -408,7 +424,7 @@ fn an_unheard_sibling_may_own_a_new_guard_but_no_listener_in_use() {
         without_announce(machine.on_update(
             SIBLING,
             serving_announce(&[], &[]),
-            &[(THIRD, address())]
+            &[(THIRD, test_address())]
         )),
         []
     );
@@ -430,7 +446,7 @@ fn clients_are_refused_when_nothing_was_reachable_for_the_hold() {
     ];
     assert_eq!(machine.tick(since + HOLD), refused);
     assert_eq!(
-        (machine.on_ended(OWN), machine.tick(since + 2 * HOLD)),
+        (machine.on_loop_ended(OWN), machine.tick(since + 2 * HOLD)),
         (vec![], vec![])
     );
     assert_eq!(
@@ -445,7 +461,7 @@ fn clients_are_refused_when_nothing_was_reachable_for_the_hold() {
 #[test]
 fn an_instance_that_a_sibling_reaches_is_reachable() {
     let mut machine = joined_machine();
-    meet(
+    meet_sibling(
         &mut machine,
         Announce {
             reachable: true,
@@ -453,7 +469,7 @@ fn an_instance_that_a_sibling_reaches_is_reachable() {
         },
     );
     machine.set_facts(DOWN);
-    renew(&mut machine, HOLD);
+    renew_sibling_lease(&mut machine, HOLD);
     assert_eq!(machine.phase(), Phase::Joined);
     machine.tick(HOLD + LEASE);
     assert_eq!(
@@ -467,7 +483,7 @@ fn an_instance_that_a_sibling_reaches_is_reachable() {
 fn a_waiting_shim_without_an_instance_accepts_for_the_hold() {
     let mut machine = make_machine();
     assert_eq!(
-        meet(&mut machine, Announce::default()),
+        meet_sibling(&mut machine, Announce::default()),
         [Action::Accept(THEIRS)]
     );
     machine.on_accepting(THEIRS);
@@ -477,7 +493,7 @@ fn a_waiting_shim_without_an_instance_accepts_for_the_hold() {
         [Action::Refuse(THEIRS)]
     );
     assert_eq!(
-        (machine.on_ended(THEIRS), machine.phase()),
+        (machine.on_loop_ended(THEIRS), machine.phase()),
         (vec![], Phase::Waiting)
     );
 }
@@ -486,7 +502,7 @@ fn a_waiting_shim_without_an_instance_accepts_for_the_hold() {
 fn a_ready_shim_keeps_its_listeners_beside_a_successor() {
     let mut machine = joined_machine();
     assert_eq!(
-        meet(
+        meet_sibling(
             &mut machine,
             serving_announce(&[OWN, THEIRS], &[OWN, THEIRS])
         ),
@@ -502,10 +518,10 @@ fn a_ready_shim_keeps_its_listeners_beside_a_successor() {
 #[test]
 fn a_relieved_shim_accepts_until_its_sibling_does() {
     let mut machine = joined_machine();
-    meet(&mut machine, serving_announce(&[THEIRS], &[THEIRS]));
+    meet_sibling(&mut machine, serving_announce(&[THEIRS], &[THEIRS]));
     assert_eq!(without_announce(machine.set_facts(UNREADY)), []);
     for nth in 1..20 {
-        assert_eq!(renew(&mut machine, nth * STEP), []);
+        assert_eq!(renew_sibling_lease(&mut machine, nth * STEP), []);
     }
     let Announce {
         phase,
@@ -526,12 +542,18 @@ fn a_relieved_shim_accepts_until_its_sibling_does() {
         [Action::Guard(OWN)]
     );
     assert_eq!(
-        (machine.phase(), without_announce(machine.on_ended(OWN))),
+        (
+            machine.phase(),
+            without_announce(machine.on_loop_ended(OWN))
+        ),
         (Phase::Joined, vec![Action::Phase(Phase::Left)])
     );
     for nth in 20..22 {
         assert_eq!(
-            (renew(&mut machine, nth * STEP), machine.phase()),
+            (
+                renew_sibling_lease(&mut machine, nth * STEP),
+                machine.phase()
+            ),
             (vec![], Phase::Left)
         );
     }
@@ -540,7 +562,10 @@ fn a_relieved_shim_accepts_until_its_sibling_does() {
         ready: false,
         ..both.clone()
     };
-    let returns = [Action::Listen(address()), Action::Phase(Phase::Waiting)];
+    let returns = [
+        Action::Listen(test_address()),
+        Action::Phase(Phase::Waiting),
+    ];
     assert_eq!(
         without_announce(machine.on_update(SIBLING, down, &[])),
         returns
@@ -557,9 +582,9 @@ fn a_shim_that_has_left_accepts_again_when_nobody_relieves_it() {
     for (hold, phase) in [(HOLD, Phase::Joined), (Time::ZERO, Phase::Left)] {
         let mut machine = joined_machine();
         machine.rules.hold = hold;
-        meet(&mut machine, serving_announce(&[THEIRS], &[OWN, THEIRS]));
+        meet_sibling(&mut machine, serving_announce(&[THEIRS], &[OWN, THEIRS]));
         machine.set_facts(DOWN);
-        machine.on_ended(OWN);
+        machine.on_loop_ended(OWN);
         assert_eq!(machine.phase(), Phase::Left);
         let again = [
             Action::Accept(OWN),
@@ -587,14 +612,14 @@ fn a_shim_that_is_ready_again_joins_when_its_loops_have_ended() {
     let mut machine = make_machine();
     machine.set_facts(READY);
     assert_eq!(
-        without_announce(machine.on_listening(address(), OWN)),
+        without_announce(machine.on_listening(test_address(), OWN)),
         [Action::Accept(OWN)]
     );
-    meet(&mut machine, serving_announce(&[THEIRS], &[THEIRS]));
+    meet_sibling(&mut machine, serving_announce(&[THEIRS], &[THEIRS]));
     machine.set_facts(UNREADY);
     assert_eq!(
         machine.guards(),
-        [(OWN, address()), (THEIRS, address())],
+        [(OWN, test_address()), (THEIRS, test_address())],
         "who leaves gives what it has not begun"
     );
     let both = serving_announce(&[OWN, THEIRS], &[OWN, THEIRS]);
@@ -604,12 +629,15 @@ fn a_shim_that_is_ready_again_joins_when_its_loops_have_ended() {
     );
     assert_eq!(without_announce(machine.set_facts(READY)), []);
     assert_eq!(
-        without_announce(machine.on_ended(OWN)),
+        without_announce(machine.on_loop_ended(OWN)),
         [Action::Phase(Phase::Left)]
     );
     assert_eq!(
         without_announce(machine.tick(STEP)),
-        [Action::Listen(address()), Action::Phase(Phase::Waiting)]
+        [
+            Action::Listen(test_address()),
+            Action::Phase(Phase::Waiting)
+        ]
     );
 }
 
@@ -628,15 +656,15 @@ fn a_shim_that_leaves_alone_serves_its_queue() {
     };
     machine.on_connected(SIBLING);
     assert_eq!(
-        without_announce(machine.on_update(SIBLING, leaves, &[(OWN, address())])),
+        without_announce(machine.on_update(SIBLING, leaves, &[(OWN, test_address())])),
         []
     );
     assert_eq!(
-        without_announce(machine.on_ended(OWN)),
+        without_announce(machine.on_loop_ended(OWN)),
         [Action::Close(OWN)]
     );
     assert_eq!(
-        without_announce(machine.on_failed(OWN)),
+        without_announce(machine.on_loop_failed(OWN)),
         [Action::Phase(Phase::Left)]
     );
     assert_eq!(
@@ -680,7 +708,7 @@ fn a_leaving_shim_waits_a_lease_for_a_staying_sibling() {
     for (announce, until, at, actions) in rows {
         let mut machine = joined_machine();
         machine.on_leases(Time::ZERO, &[(SIBLING, Time::ZERO, until)]);
-        meet(&mut machine, announce.clone());
+        meet_sibling(&mut machine, announce.clone());
         machine.tick(STEP);
         let mut done = without_announce(machine.set_facts(LEAVING));
         if at > STEP {
@@ -694,20 +722,20 @@ fn a_leaving_shim_waits_a_lease_for_a_staying_sibling() {
             Phase::Joined,
             "its accept loop has not ended"
         );
-        machine.on_ended(OWN);
+        machine.on_loop_ended(OWN);
         assert_eq!(
             machine.phase() == Phase::Left,
             !actions.contains(&Action::Close(THEIRS)),
             "no loop of it runs"
         );
-        machine.on_ended(THEIRS);
+        machine.on_loop_ended(THEIRS);
         assert_eq!(machine.phase(), Phase::Left);
     }
     // A sibling that leaves accepts, and a sibling that stays accepts nothing or has announced
     // nothing yet.
     for other in [Some(accepts), None] {
         let mut machine = joined_machine();
-        meet(&mut machine, leaves(&covers));
+        meet_sibling(&mut machine, leaves(&covers));
         machine.on_connected(ShimId(8));
         other
             .into_iter()
@@ -719,13 +747,13 @@ fn a_leaving_shim_waits_a_lease_for_a_staying_sibling() {
 #[test]
 fn a_shim_that_has_left_serves_its_queues_when_no_sibling_stays() {
     let mut machine = joined_machine();
-    meet(&mut machine, serving_announce(&[THEIRS], &[OWN, THEIRS]));
+    meet_sibling(&mut machine, serving_announce(&[THEIRS], &[OWN, THEIRS]));
     machine.set_facts(LEAVING);
-    machine.on_ended(OWN);
+    machine.on_loop_ended(OWN);
     assert_eq!(machine.phase(), Phase::Left);
     let stays = serving_announce(&[THEIRS], &[THEIRS]);
     assert_eq!(
-        without_announce(machine.on_update(SIBLING, stays, &[(THIRD, address())])),
+        without_announce(machine.on_update(SIBLING, stays, &[(THIRD, test_address())])),
         [],
         "it may accept soon"
     );
@@ -736,14 +764,14 @@ fn a_shim_that_has_left_serves_its_queues_when_no_sibling_stays() {
 #[test]
 fn a_leaving_shim_takes_no_orphan_and_keeps_its_listeners() {
     let mut machine = joined_machine();
-    meet(&mut machine, serving_announce(&[], &[]));
+    meet_sibling(&mut machine, serving_announce(&[], &[]));
     machine.on_accepting(THEIRS);
     assert_eq!(without_announce(machine.set_facts(LEAVING)), []);
     assert_eq!(
         without_announce(machine.on_update(
             SIBLING,
             serving_announce(&[], &[]),
-            &[(THIRD, address())]
+            &[(THIRD, test_address())]
         )),
         []
     );
@@ -754,10 +782,10 @@ fn a_leaving_shim_takes_no_orphan_and_keeps_its_listeners() {
 #[test]
 fn a_leaving_shim_serves_a_queue_when_the_old_loop_has_ended() {
     let mut machine = joined_machine();
-    meet(&mut machine, serving_announce(&[], &[]));
+    meet_sibling(&mut machine, serving_announce(&[], &[]));
     machine.on_accepting(THEIRS);
     assert_eq!(
-        meet(&mut machine, serving_announce(&[THEIRS], &[THEIRS])),
+        meet_sibling(&mut machine, serving_announce(&[THEIRS], &[THEIRS])),
         [Action::Guard(THEIRS)]
     );
     machine.on_gone(STEP, SIBLING);
@@ -766,16 +794,16 @@ fn a_leaving_shim_serves_a_queue_when_the_old_loop_has_ended() {
         [Action::Close(OWN)]
     );
     assert_eq!(
-        without_announce(machine.on_ended(OWN)),
+        without_announce(machine.on_loop_ended(OWN)),
         [],
         "the other loop has not ended"
     );
     assert_eq!(
-        without_announce(machine.on_ended(THEIRS)),
+        without_announce(machine.on_loop_ended(THEIRS)),
         [Action::Close(THEIRS)]
     );
     assert_eq!(
-        without_announce(machine.on_ended(THEIRS)),
+        without_announce(machine.on_loop_ended(THEIRS)),
         [Action::Phase(Phase::Left)]
     );
 }
@@ -783,11 +811,11 @@ fn a_leaving_shim_serves_a_queue_when_the_old_loop_has_ended() {
 #[test]
 fn a_leaving_shim_that_refused_accepts_no_more() {
     let mut machine = joined_machine();
-    meet(&mut machine, Announce::default());
+    meet_sibling(&mut machine, Announce::default());
     machine.set_facts(DOWN);
-    renew(&mut machine, HOLD);
-    machine.on_ended(OWN);
-    machine.on_ended(THEIRS);
+    renew_sibling_lease(&mut machine, HOLD);
+    machine.on_loop_ended(OWN);
+    machine.on_loop_ended(THEIRS);
     assert_eq!(machine.phase(), Phase::Refusing);
     assert_eq!(
         without_announce(machine.set_facts(LEAVING)),
@@ -799,34 +827,34 @@ fn a_leaving_shim_that_refused_accepts_no_more() {
 #[test]
 fn a_failed_loop_is_retried_unless_another_shim_accepts() {
     let mut machine = joined_machine();
-    machine.on_failed(OWN);
+    machine.on_loop_failed(OWN);
     assert_eq!(
         (machine.announce().accepts, machine.tick(STEP)),
         ([].into(), vec![])
     );
     assert_eq!(
-        without_announce(machine.on_ended(OWN)),
+        without_announce(machine.on_loop_ended(OWN)),
         [Action::Accept(OWN)]
     );
     machine.on_accepting(OWN);
-    meet(&mut machine, serving_announce(&[], &[]));
-    assert_eq!(without_announce(machine.on_failed(THEIRS)), []);
+    meet_sibling(&mut machine, serving_announce(&[], &[]));
+    assert_eq!(without_announce(machine.on_loop_failed(THEIRS)), []);
     assert_eq!(
-        meet(&mut machine, serving_announce(&[THEIRS], &[THEIRS])),
+        meet_sibling(&mut machine, serving_announce(&[THEIRS], &[THEIRS])),
         []
     );
     assert_eq!(
-        meet(&mut machine, serving_announce(&[], &[])),
+        meet_sibling(&mut machine, serving_announce(&[], &[])),
         [Action::Accept(THEIRS)]
     );
     machine.on_accepting(THEIRS);
     assert_eq!(
-        meet(&mut machine, serving_announce(&[THEIRS], &[THEIRS])),
+        meet_sibling(&mut machine, serving_announce(&[THEIRS], &[THEIRS])),
         [Action::Guard(THEIRS)]
     );
-    machine.on_failed(THEIRS);
+    machine.on_loop_failed(THEIRS);
     assert_eq!(
-        meet(&mut machine, serving_announce(&[], &[])),
+        meet_sibling(&mut machine, serving_announce(&[], &[])),
         [Action::Accept(THEIRS)],
         "it was to end, and has"
     );

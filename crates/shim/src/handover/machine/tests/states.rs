@@ -3,7 +3,8 @@
 //! The order of messages keeps a search from getting deep. Three bounds limit the search. A budget
 //! says how often each fault may happen. Most messages arrive at once, and only [`Late`] messages
 //! wait while anything else happens. No message waits while time passes. Small budgets are
-//! exhausted, large budgets go as deep as the number of states allows.
+//! exhausted, large budgets go as deep as the number of states allows. Each search asserts that
+//! every fault of its budget happened, and a search of a small budget that it came to the end.
 //!
 //! Of a sibling of another version the machine sees only a phase that it does not know, which
 //! counts as waiting: unknown fields are ignored, and siblings have sent only one version of
@@ -22,6 +23,10 @@ struct Budget {
     deaths: u8,
     hangs: u8,
     deaf: u8,
+    cuts: u8,
+    lapses: u8,
+    blind: u8,
+    fails: u8,
     breaks: u8,
     repeats: u8,
     passes: u8,
@@ -32,7 +37,7 @@ struct Budget {
 const QUEUE: usize = 4;
 
 /// Steps of time after which some shim has to accept from a listener: the longest wait that
-/// [`World::check`] permits, and one more.
+/// [`World::check_invariants`] permits, and one more.
 const RESPONSE: u32 = 8;
 
 /// Which messages are late. Late messages arrive one by one, and other events may happen before
@@ -52,7 +57,7 @@ enum Late {
 
 impl Late {
     /// `from` is `None` for the shim's own accept loops.
-    fn has(self, to: usize, from: Option<usize>) -> bool {
+    fn is_late(self, to: usize, from: Option<usize>) -> bool {
         match self {
             Self::To(late) => to == late,
             Self::From(late) => from == Some(late),
@@ -74,23 +79,68 @@ struct Bounded {
 
 /// Returns a world in which the events of `begin` have happened, and the budget of further events.
 fn make_root(mut world: World, begin: &[Event], budget: Budget, late: Late) -> Bounded {
-    begin.iter().for_each(|event| world.apply(*event));
+    begin.iter().for_each(|event| world.apply_event(*event));
+    world.happened = Rc::default();
     let mut root = Bounded {
         world,
         budget,
         late,
     };
-    root.deliver_prompt();
+    root.deliver_prompt_messages();
     root
 }
 
+impl Budget {
+    /// Returns how the names of the budget's events and of their effects begin.
+    fn event_name_prefixes(self) -> impl Iterator<Item = &'static str> {
+        let Self {
+            starts,
+            readies,
+            leaves,
+            deaths,
+            hangs,
+            deaf,
+            cuts,
+            lapses,
+            blind,
+            fails,
+            breaks,
+            repeats,
+            passes,
+        } = self;
+        let kinds = [
+            (starts, "Start"),
+            (readies, "Ready"),
+            (leaves, "Leave"),
+            (deaths, "Crash("),
+            (hangs, "Hang"),
+            (hangs, "Wake("),
+            (deaf, "cannot "),
+            (deaf, "Deaf"),
+            (cuts, "Cut"),
+            (lapses, "Lapse"),
+            (blind, "Blind"),
+            (fails, "Fail"),
+            (fails, "Retry"),
+            (breaks, "Break"),
+            (repeats, "Repeat"),
+            (passes, "Pass(1)"),
+            (passes, "Pass(7)"),
+        ];
+        kinds
+            .into_iter()
+            .filter(|(budget, _)| *budget > 0)
+            .map(|(_, kind)| kind)
+    }
+}
+
 impl Bounded {
-    fn deliver_prompt(&mut self) {
-        let (late, ids) = (self.late, self.world.ids());
+    fn deliver_prompt_messages(&mut self) {
+        let (late, ids) = (self.late, self.world.shim_ids());
         let nth = |shim: ShimId| ids.iter().position(|id| *id == shim);
         self.world
-            .deliver_between(|to, from| !late.has(nth(to).unwrap(), nth(from)));
-        self.world.check();
+            .deliver_between(|to, from| !late.is_late(nth(to).unwrap(), nth(from)));
+        self.world.check_invariants();
     }
 }
 
@@ -149,6 +199,20 @@ impl Model for Bounded {
             }
             events.extend((budget.hangs > 0).then_some(Event::Hang(nth)));
             events.extend((shim.deaf || budget.deaf > 0).then_some(Event::Deaf(nth, !shim.deaf)));
+            events.extend((shim.cut || budget.cuts > 0).then_some(Event::Cut(nth, !shim.cut)));
+            events.extend(
+                (shim.lapses || budget.lapses > 0).then_some(Event::Lapse(nth, !shim.lapses)),
+            );
+            events
+                .extend((shim.blind || budget.blind > 0).then_some(Event::Blind(nth, !shim.blind)));
+            let loops = self.world.running_loops(*holder).enumerate();
+            events.extend(
+                loops
+                    .filter(|_| budget.fails > 0)
+                    .map(|(listener, _)| Event::Fail(nth, listener)),
+            );
+            let retries = !shim.failed.is_empty() || !shim.left_alone.is_empty();
+            events.extend(retries.then_some(Event::Retry(nth)));
             for (other, (id, _)) in shims.iter().enumerate() {
                 let connected = shim.connected.contains_key(id);
                 events.extend(
@@ -170,6 +234,10 @@ impl Model for Bounded {
             deaths,
             hangs,
             deaf,
+            cuts,
+            lapses,
+            blind,
+            fails,
             breaks,
             repeats,
             passes,
@@ -181,13 +249,18 @@ impl Model for Bounded {
             Event::Crash(_) | Event::CrashUnread(_) => *deaths -= 1,
             Event::Hang(_) => *hangs -= 1,
             Event::Deaf(_, true) => *deaf -= 1,
+            Event::Cut(_, true) => *cuts -= 1,
+            Event::Lapse(_, true) => *lapses -= 1,
+            Event::Blind(_, true) => *blind -= 1,
+            Event::Fail(..) => *fails -= 1,
             Event::Break(..) => *breaks -= 1,
             Event::Repeat(..) => *repeats -= 1,
             Event::Pass(_) => *passes -= 1,
             _ => {}
         }
-        self.world.apply(event);
-        self.deliver_prompt();
+        self.world.note_event(&format!("{event:?}"));
+        self.world.apply_event(event);
+        self.deliver_prompt_messages();
     }
 
     fn digest(&self, digest: &mut Digest) {
@@ -198,18 +271,19 @@ impl Model for Bounded {
     /// Checks that some shim accepts from each listener before long if nothing more goes wrong, and
     /// that the world recovers. States with waiting messages lead to a state without, which is
     /// checked.
-    fn check(&self, nth: usize) {
+    fn check_state(&self, nth: usize) {
         if self.world.unread_inboxes().next().is_none() {
             let mut world = self.world.clone();
-            (0..RESPONSE).for_each(|_| world.pass());
+            world.happened = Rc::default();
+            (0..RESPONSE).for_each(|_| world.advance_time_step());
             if nth.is_multiple_of(32) {
-                world.peace();
+                world.check_recovery();
             }
         }
     }
 }
 
-fn steps(time: Time) -> u64 {
+fn count_steps(time: Time) -> u64 {
     (time.as_millis() / STEP.as_millis()) as u64
 }
 
@@ -217,12 +291,12 @@ fn steps(time: Time) -> u64 {
 struct Names<'a>(&'a World);
 
 impl Names<'_> {
-    fn shim(&self, shim: ShimId) -> usize {
+    fn shim_number(&self, shim: ShimId) -> usize {
         let World { shims, graves, .. } = self.0;
         shims.range(..shim).count() + graves.range(..shim).count()
     }
 
-    fn listener(&self, cookie: Cookie) -> (bool, usize) {
+    fn listener_number(&self, cookie: Cookie) -> (bool, usize) {
         let sockets = &self.0.sockets;
         (
             sockets.contains_key(&cookie),
@@ -230,25 +304,31 @@ impl Names<'_> {
         )
     }
 
-    fn shims<'b>(&self, shims: impl IntoIterator<Item = &'b ShimId>) -> Vec<usize> {
-        shims.into_iter().map(|shim| self.shim(*shim)).collect()
+    fn shim_numbers<'b>(&self, shims: impl IntoIterator<Item = &'b ShimId>) -> Vec<usize> {
+        shims
+            .into_iter()
+            .map(|shim| self.shim_number(*shim))
+            .collect()
     }
 
-    fn listeners<'b>(&self, cookies: impl IntoIterator<Item = &'b Cookie>) -> Vec<(bool, usize)> {
+    fn listener_numbers<'b>(
+        &self,
+        cookies: impl IntoIterator<Item = &'b Cookie>,
+    ) -> Vec<(bool, usize)> {
         cookies
             .into_iter()
-            .map(|cookie| self.listener(*cookie))
+            .map(|cookie| self.listener_number(*cookie))
             .collect()
     }
 
-    fn guards(&self, guards: &[(Cookie, SocketAddr)]) -> Vec<((bool, usize), u16)> {
+    fn guard_numbers(&self, guards: &[(Cookie, SocketAddr)]) -> Vec<((bool, usize), u16)> {
         guards
             .iter()
-            .map(|(cookie, address)| (self.listener(*cookie), address.port()))
+            .map(|(cookie, address)| (self.listener_number(*cookie), address.port()))
             .collect()
     }
 
-    fn announce(&self, announce: &Announce, digest: &mut Digest) {
+    fn digest_announce(&self, announce: &Announce, digest: &mut Digest) {
         let Announce {
             phase,
             ready,
@@ -262,13 +342,13 @@ impl Names<'_> {
             ready,
             reachable,
             leaving,
-            self.listeners(owns),
-            self.listeners(accepts),
+            self.listener_numbers(owns),
+            self.listener_numbers(accepts),
         )
             .hash(digest);
     }
 
-    fn machine(&self, machine: &Machine, digest: &mut Digest) {
+    fn digest_machine(&self, machine: &Machine, digest: &mut Digest) {
         let Machine {
             rules: _,
             phase,
@@ -292,7 +372,7 @@ impl Names<'_> {
             dead,
             announced,
         } = machine;
-        let age = |since: Time, most| steps(now.saturating_sub(since).min(most));
+        let age = |since: Time, most| count_steps(now.saturating_sub(since).min(most));
         (
             *phase as u8,
             ready,
@@ -306,10 +386,10 @@ impl Names<'_> {
         let lag = self.0.now.saturating_sub(*now).min(2 * LEASE);
         let waits = [leaving_since, released].map(|since| since.map(|since| age(since, LEASE)));
         (
-            steps(lag),
+            count_steps(lag),
             waits,
             unreachable_since.map(|since| age(since, HOLD)),
-            self.listeners(closing),
+            self.listener_numbers(closing),
         )
             .hash(digest);
         for (
@@ -317,11 +397,19 @@ impl Names<'_> {
             Held {
                 address,
                 own,
+                new,
                 accept,
             },
         ) in held
         {
-            (self.listener(*cookie), address.port(), own, *accept as u8).hash(digest);
+            (
+                self.listener_number(*cookie),
+                address.port(),
+                own,
+                new,
+                *accept as u8,
+            )
+                .hash(digest);
         }
         for (
             shim,
@@ -333,9 +421,9 @@ impl Names<'_> {
             },
         ) in peers
         {
-            let fresh = steps(fresh_until.saturating_sub(*now));
+            let fresh = count_steps(fresh_until.saturating_sub(*now));
             (
-                self.shim(*shim),
+                self.shim_number(*shim),
                 age(*since, LEASE),
                 fresh,
                 connected,
@@ -344,26 +432,28 @@ impl Names<'_> {
                 .hash(digest);
             announced
                 .iter()
-                .for_each(|announced| self.announce(announced, digest));
+                .for_each(|announced| self.digest_announce(announced, digest));
         }
         requested
             .iter()
             .for_each(|address| address.port().hash(digest));
-        dead.iter()
-            .for_each(|(shim, ended)| (self.shim(*shim), age(*ended, 2 * LEASE)).hash(digest));
-        self.announce(&announced.0, digest);
-        self.guards(&announced.1).hash(digest);
+        dead.iter().for_each(|(shim, ended)| {
+            (self.shim_number(*shim), age(*ended, 2 * LEASE)).hash(digest);
+        });
+        self.digest_announce(&announced.0, digest);
+        self.guard_numbers(&announced.1).hash(digest);
     }
 
-    fn message(&self, message: &Message, digest: &mut Digest) {
+    fn digest_message(&self, message: &Message, digest: &mut Digest) {
         match message {
             Message::Connected => digest.write_u8(1),
             Message::Gone => digest.write_u8(2),
-            Message::Runs(cookie) => (3, self.listener(*cookie)).hash(digest),
-            Message::Ended(cookie) => (4, self.listener(*cookie)).hash(digest),
+            Message::Runs(cookie) => (3, self.listener_number(*cookie)).hash(digest),
+            Message::Ended(cookie) => (4, self.listener_number(*cookie)).hash(digest),
+            Message::Failed(cookie) => (6, self.listener_number(*cookie)).hash(digest),
             Message::Update(announce, guards) => {
-                (5, self.guards(guards)).hash(digest);
-                self.announce(announce, digest);
+                (5, self.guard_numbers(guards)).hash(digest);
+                self.digest_announce(announce, digest);
             }
         }
     }
@@ -371,7 +461,7 @@ impl Names<'_> {
 
 impl World {
     /// Returns the IDs of all shims in the order of their starts.
-    fn ids(&self) -> Vec<ShimId> {
+    fn shim_ids(&self) -> Vec<ShimId> {
         let mut ids: Vec<_> = self
             .shims
             .keys()
@@ -386,6 +476,7 @@ impl World {
         let names = Names(self);
         let Self {
             two: _,
+            elsewhere: _,
             later: _,
             now,
             shims,
@@ -395,11 +486,17 @@ impl World {
             most_alive,
             fallbacks,
             disturbed,
+            happened: _,
         } = self;
-        let age = |since: Time| steps((*now - since).min(LEASE + 2 * STEP));
+        let age = |since: Time| count_steps((*now - since).min(LEASE + 2 * STEP));
         (disturbed.map(age), most_alive, fallbacks).hash(digest);
         for (shim, (lease, saw)) in graves.iter().filter(|(_, (lease, _))| lease > now) {
-            (names.shim(*shim), steps(*lease - *now), names.shims(saw)).hash(digest);
+            (
+                names.shim_number(*shim),
+                count_steps(*lease - *now),
+                names.shim_numbers(saw),
+            )
+                .hash(digest);
         }
         for (
             cookie,
@@ -414,14 +511,14 @@ impl World {
         {
             let alone = alone_since.map(age);
             (
-                names.listener(*cookie),
-                names.shims(holders),
-                names.shims(acceptors),
+                names.listener_number(*cookie),
+                names.shim_numbers(holders),
+                names.shim_numbers(acceptors),
                 listening,
                 alone,
             )
                 .hash(digest);
-            reserved.map(|maker| names.shim(maker)).hash(digest);
+            reserved.map(|maker| names.shim_number(maker)).hash(digest);
         }
         for (holder, shim) in shims {
             let Shim {
@@ -430,9 +527,13 @@ impl World {
                 was_ready,
                 leaving,
                 hung,
+                cut,
+                lapses,
+                blind,
                 deaf,
                 starting,
                 failed,
+                draining,
                 left_alone,
                 ..
             } = shim;
@@ -442,26 +543,35 @@ impl World {
                 connected,
                 ..
             } = shim;
-            (names.shim(*holder), ready, was_ready, leaving, hung, deaf).hash(digest);
             (
-                names.listeners(starting),
-                names.listeners(failed),
-                steps(lease.saturating_sub(*now)),
+                names.shim_number(*holder),
+                ready,
+                was_ready,
+                leaving,
+                hung,
+                deaf,
+            )
+                .hash(digest);
+            (cut, lapses, blind, names.listener_numbers(draining)).hash(digest);
+            (
+                names.listener_numbers(starting),
+                names.listener_numbers(failed),
+                count_steps(lease.saturating_sub(*now)),
             )
                 .hash(digest);
             left_alone
                 .iter()
                 .for_each(|address| address.port().hash(digest));
             for (from, messages) in inbox.iter().filter(|(_, messages)| !messages.is_empty()) {
-                (names.shim(*from), messages.len()).hash(digest);
+                (names.shim_number(*from), messages.len()).hash(digest);
                 messages
                     .iter()
-                    .for_each(|message| names.message(message, digest));
+                    .for_each(|message| names.digest_message(message, digest));
             }
             for (other, given) in connected {
-                (names.shim(*other), names.listeners(given)).hash(digest);
+                (names.shim_number(*other), names.listener_numbers(given)).hash(digest);
             }
-            names.machine(machine, digest);
+            names.digest_machine(machine, digest);
         }
     }
 }
@@ -473,6 +583,10 @@ const NONE: Budget = Budget {
     deaths: 0,
     hangs: 0,
     deaf: 0,
+    cuts: 0,
+    lapses: 0,
+    blind: 0,
+    fails: 0,
     breaks: 0,
     repeats: 0,
     passes: 1,
@@ -504,29 +618,52 @@ const THIRD_COMES: usize = 8;
 const THIRD_WAITS: usize = 9;
 const THREE_SERVE: usize = 11;
 
-/// Searches once for each start, budget and set of late messages.
-fn explore_from(world: &World, usually: usize, late: &[Late], budgets: &[(usize, Budget)]) {
+/// Most states of a search to the end, more than there are.
+const END: usize = 20_000;
+/// Fewest states of a search that need not come to the end.
+const FEWEST: usize = 250;
+
+/// Searches once for each start, budget and set of late messages. A search of a budget with a floor
+/// comes to the end; the floor is a little below the number of states of the smallest such search.
+/// Each event that the budget has happens in each search. Returns the events and effects of all
+/// searches.
+fn explore_from(
+    world: &World,
+    usually: usize,
+    late: &[Late],
+    budgets: &[(usize, Budget, Option<usize>)],
+) -> BTreeSet<String> {
     let test = std::thread::current()
         .name()
         .and_then(|name| name.rsplit("::").next().map(str::to_owned));
-    for (nth, (first, budget)) in budgets.iter().enumerate() {
+    let mut all = BTreeSet::new();
+    for (nth, (first, budget, floor)) in budgets.iter().enumerate() {
         for late in late {
             let name = format!(
                 "{} {nth}, {late:?} late",
                 test.as_deref().unwrap_or_default()
             );
-            explore(
-                &name,
-                &[make_root(world.clone(), &BEGIN[..*first], *budget, *late)],
-                usually,
+            let root = make_root(world.clone(), &BEGIN[..*first], *budget, *late);
+            let happened = root.world.happened.clone();
+            let most = floor.map_or(usually, |_| END);
+            let found = explore(&name, &[root], most);
+            let happened = happened.take();
+            let is_missing = |kind: &&str| !happened.iter().any(|event| event.starts_with(*kind));
+            let missing: Vec<_> = budget.event_name_prefixes().filter(is_missing).collect();
+            assert!(missing.is_empty(), "{name}: no {missing:?}");
+            assert!(
+                found.states >= floor.unwrap_or(FEWEST) && (found.exhausted || floor.is_none()),
+                "{name}: {found:?}"
             );
+            all.extend(happened);
         }
     }
+    all
 }
 
 /// The number of faults is small, so that the search tries each order of faults and messages.
 #[test]
-fn two_shims_and_a_few_faults() {
+fn every_state_of_two_shims_and_a_few_faults_keeps_the_invariants() {
     let budgets = [
         (
             SECOND_COMES,
@@ -535,6 +672,7 @@ fn two_shims_and_a_few_faults() {
                 leaves: 1,
                 ..NONE
             },
+            Some(350),
         ),
         (
             SECOND_WAITS,
@@ -544,6 +682,7 @@ fn two_shims_and_a_few_faults() {
                 hangs: 1,
                 ..NONE
             },
+            None,
         ),
         (
             TWO_SERVE,
@@ -552,36 +691,55 @@ fn two_shims_and_a_few_faults() {
                 deaf: 1,
                 ..NONE
             },
+            Some(130),
+        ),
+        (
+            SECOND_WAITS,
+            Budget {
+                readies: 1,
+                deaf: 1,
+                ..NONE
+            },
+            Some(20),
         ),
         (
             TWO_SERVE,
             Budget {
                 deaths: 1,
                 hangs: 1,
+                passes: 2,
                 ..NONE
             },
+            Some(300),
         ),
         (
             TWO_SERVE,
             Budget {
                 breaks: 1,
                 deaths: 1,
+                passes: 2,
                 ..NONE
             },
+            Some(80),
         ),
-        (TWO_SERVE, Budget { leaves: 2, ..NONE }),
-        (TWO_SERVE, Budget { readies: 2, ..NONE }),
+        (TWO_SERVE, Budget { leaves: 2, ..NONE }, Some(350)),
+        (TWO_SERVE, Budget { readies: 2, ..NONE }, Some(160)),
     ];
-    explore_from(
+    let happened = explore_from(
         &World::default(),
         1_400,
         &[Late::To(0), Late::To(1), Late::Between(0, 1)],
         &budgets,
     );
+    assert!(
+        ["cannot accept", "cannot listen"]
+            .iter()
+            .all(|failure| happened.contains(*failure))
+    );
 }
 
 #[test]
-fn three_shims_and_a_few_faults() {
+fn every_state_of_three_shims_and_a_few_faults_keeps_the_invariants() {
     let budgets = [
         (
             SERVES,
@@ -592,8 +750,9 @@ fn three_shims_and_a_few_faults() {
                 passes: 0,
                 ..NONE
             },
+            None,
         ),
-        (THIRD_COMES, Budget { deaths: 2, ..NONE }),
+        (THIRD_COMES, Budget { deaths: 2, ..NONE }, Some(90)),
         (
             THIRD_WAITS,
             Budget {
@@ -601,6 +760,7 @@ fn three_shims_and_a_few_faults() {
                 hangs: 1,
                 ..NONE
             },
+            None,
         ),
         (
             THIRD_WAITS,
@@ -609,8 +769,9 @@ fn three_shims_and_a_few_faults() {
                 deaths: 1,
                 ..NONE
             },
+            Some(450),
         ),
-        (THREE_SERVE, Budget { leaves: 2, ..NONE }),
+        (THREE_SERVE, Budget { leaves: 2, ..NONE }, None),
         (
             THREE_SERVE,
             Budget {
@@ -618,6 +779,7 @@ fn three_shims_and_a_few_faults() {
                 hangs: 1,
                 ..NONE
             },
+            Some(350),
         ),
         (
             THREE_SERVE,
@@ -626,6 +788,7 @@ fn three_shims_and_a_few_faults() {
                 deaths: 1,
                 ..NONE
             },
+            Some(600),
         ),
     ];
     explore_from(
@@ -637,7 +800,7 @@ fn three_shims_and_a_few_faults() {
 }
 
 #[test]
-fn two_shims_whose_messages_are_late() {
+fn every_state_of_two_shims_whose_messages_are_late_keeps_the_invariants() {
     let budgets = [
         (
             SERVES,
@@ -647,6 +810,7 @@ fn two_shims_whose_messages_are_late() {
                 leaves: 1,
                 ..NONE
             },
+            None,
         ),
         (
             SECOND_WAITS,
@@ -656,6 +820,7 @@ fn two_shims_whose_messages_are_late() {
                 passes: 0,
                 ..NONE
             },
+            None,
         ),
         (
             SECOND_WAITS,
@@ -664,6 +829,7 @@ fn two_shims_whose_messages_are_late() {
                 deaths: 1,
                 ..NONE
             },
+            Some(1_200),
         ),
         (
             TWO_SERVE,
@@ -672,6 +838,7 @@ fn two_shims_whose_messages_are_late() {
                 deaths: 1,
                 ..NONE
             },
+            None,
         ),
         (
             TWO_SERVE,
@@ -680,6 +847,7 @@ fn two_shims_whose_messages_are_late() {
                 hangs: 1,
                 ..NONE
             },
+            Some(750),
         ),
         (
             TWO_SERVE,
@@ -689,13 +857,14 @@ fn two_shims_whose_messages_are_late() {
                 repeats: 1,
                 ..NONE
             },
+            None,
         ),
     ];
     explore_from(&World::default(), 1_400, &[Late::All], &budgets);
 }
 
 #[test]
-fn two_shims() {
+fn every_state_of_two_shims_keeps_the_invariants() {
     let budgets = [
         (
             SERVES,
@@ -706,6 +875,7 @@ fn two_shims() {
                 deaths: 1,
                 ..NONE
             },
+            None,
         ),
         (
             SECOND_WAITS,
@@ -717,6 +887,7 @@ fn two_shims() {
                 passes: 2,
                 ..NONE
             },
+            None,
         ),
         (
             TWO_SERVE,
@@ -727,6 +898,7 @@ fn two_shims() {
                 passes: 2,
                 ..NONE
             },
+            None,
         ),
         (
             TWO_SERVE,
@@ -738,6 +910,7 @@ fn two_shims() {
                 passes: 2,
                 ..NONE
             },
+            None,
         ),
     ];
     explore_from(
@@ -748,8 +921,135 @@ fn two_shims() {
     );
 }
 
+/// Time passes beyond the hold, and some shims reach no instance of others.
 #[test]
-fn two_shims_on_two_addresses() {
+fn every_state_of_two_shims_that_refuse_clients_keeps_the_invariants() {
+    let few = Budget { passes: 2, ..NONE };
+    let cut = Budget { cuts: 1, ..few };
+    let own = [
+        (
+            SERVES,
+            Budget {
+                readies: 2,
+                leaves: 1,
+                ..few
+            },
+            Some(30),
+        ),
+        (TWO_SERVE, Budget { readies: 3, ..few }, None),
+        (SECOND_WAITS, Budget { hangs: 1, ..cut }, Some(250)),
+        (
+            TWO_SERVE,
+            Budget {
+                readies: 1,
+                breaks: 1,
+                ..cut
+            },
+            Some(1_100),
+        ),
+    ];
+    let others = [
+        (SECOND_WAITS, Budget { readies: 1, ..cut }, Some(150)),
+        (TWO_SERVE, Budget { readies: 2, ..cut }, None),
+    ];
+    let world = World::default();
+    let elsewhere = World {
+        elsewhere: true,
+        ..World::default()
+    };
+    let mut happened = BTreeSet::new();
+    for (world, budgets) in [(world, &own[..]), (elsewhere, &others)] {
+        happened.extend(explore_from(
+            &world,
+            700,
+            &[Late::To(0), Late::To(1)],
+            budgets,
+        ));
+    }
+    let phases = [
+        "Joined to Refusing",
+        "Refusing to Joined",
+        "Refusing to Left",
+    ];
+    for needed in ["refuses although another shim reaches an instance"]
+        .iter()
+        .chain(&phases)
+    {
+        assert!(happened.contains(*needed), "never {needed}");
+    }
+}
+
+/// Faults of the shims' own: leases that are not renewed or not listed, and accept loops that fail.
+#[test]
+fn every_state_of_two_shims_with_own_faults_keeps_the_invariants() {
+    let few = Budget { passes: 2, ..NONE };
+    let budgets = [
+        (
+            SECOND_WAITS,
+            Budget {
+                lapses: 1,
+                readies: 1,
+                ..few
+            },
+            Some(200),
+        ),
+        (
+            TWO_SERVE,
+            Budget {
+                lapses: 1,
+                leaves: 1,
+                ..few
+            },
+            Some(450),
+        ),
+        (
+            TWO_SERVE,
+            Budget {
+                blind: 1,
+                leaves: 1,
+                ..few
+            },
+            Some(400),
+        ),
+        (
+            SECOND_WAITS,
+            Budget {
+                blind: 1,
+                readies: 1,
+                ..few
+            },
+            Some(220),
+        ),
+        (
+            TWO_SERVE,
+            Budget {
+                fails: 1,
+                leaves: 1,
+                deaf: 1,
+                ..NONE
+            },
+            None,
+        ),
+        (
+            TWO_SERVE,
+            Budget {
+                fails: 1,
+                deaths: 1,
+                ..few
+            },
+            Some(280),
+        ),
+    ];
+    explore_from(
+        &World::default(),
+        700,
+        &[Late::To(0), Late::To(1)],
+        &budgets,
+    );
+}
+
+#[test]
+fn every_state_of_two_shims_on_two_addresses_keeps_the_invariants() {
     let budgets = [
         (
             SECOND_WAITS,
@@ -758,6 +1058,7 @@ fn two_shims_on_two_addresses() {
                 leaves: 1,
                 ..NONE
             },
+            Some(200),
         ),
         (
             TWO_SERVE,
@@ -766,6 +1067,7 @@ fn two_shims_on_two_addresses() {
                 deaths: 1,
                 ..NONE
             },
+            Some(150),
         ),
         (
             SECOND_WAITS,
@@ -775,6 +1077,7 @@ fn two_shims_on_two_addresses() {
                 deaths: 1,
                 ..NONE
             },
+            None,
         ),
         (
             TWO_SERVE,
@@ -785,6 +1088,7 @@ fn two_shims_on_two_addresses() {
                 deaf: 1,
                 ..NONE
             },
+            None,
         ),
     ];
     explore_from(
@@ -799,7 +1103,7 @@ fn two_shims_on_two_addresses() {
 }
 
 #[test]
-fn three_shims() {
+fn every_state_of_three_shims_keeps_the_invariants() {
     let budgets = [
         (
             SECOND_WAITS,
@@ -810,6 +1114,7 @@ fn three_shims() {
                 deaths: 2,
                 ..NONE
             },
+            None,
         ),
         (
             THIRD_COMES,
@@ -818,6 +1123,7 @@ fn three_shims() {
                 deaths: 1,
                 ..NONE
             },
+            None,
         ),
         (
             THIRD_WAITS,
@@ -827,6 +1133,7 @@ fn three_shims() {
                 deaths: 1,
                 ..NONE
             },
+            None,
         ),
         (
             THREE_SERVE,
@@ -837,6 +1144,7 @@ fn three_shims() {
                 passes: 2,
                 ..NONE
             },
+            None,
         ),
         (
             THREE_SERVE,
@@ -847,6 +1155,7 @@ fn three_shims() {
                 passes: 2,
                 ..NONE
             },
+            None,
         ),
     ];
     explore_from(
@@ -864,7 +1173,7 @@ fn three_shims() {
 }
 
 #[test]
-fn a_sibling_of_a_later_version() {
+fn every_state_beside_a_sibling_of_a_later_version_keeps_the_invariants() {
     let budgets = [
         (
             SECOND_WAITS,
@@ -874,6 +1183,7 @@ fn a_sibling_of_a_later_version() {
                 deaths: 1,
                 ..NONE
             },
+            Some(700),
         ),
         (
             TWO_SERVE,
@@ -882,6 +1192,7 @@ fn a_sibling_of_a_later_version() {
                 leaves: 1,
                 ..NONE
             },
+            None,
         ),
         (
             THREE_SERVE,
@@ -890,6 +1201,7 @@ fn a_sibling_of_a_later_version() {
                 deaths: 1,
                 ..NONE
             },
+            None,
         ),
     ];
     for later in [1, 3].map(|id| Some(ShimId(id))) {
