@@ -1,21 +1,21 @@
-//! The table of checks. `docs/doctor.md` says what must hold for each.
+//! Lists all checks. `docs/doctor.md` says for each what must hold.
 
 use super::Check;
 use super::Severity::{Error, Info, Warning};
 
-/// Defines a constant for each check, and a list of the constants, so that the list is always
-/// complete.
+/// Defines a constant for each check. Also defines a list of all constants, so that no check can be
+/// missing from the list.
 macro_rules! checks {
     ($($name:ident, $severity:ident, $id:literal;)+) => {
         $(pub(super) const $name: Check = Check { id: $id, severity: $severity };)+
 
-        /// Every check, in the order of the documentation.
+        /// Every check, in the order of `docs/doctor.md`.
         pub const CHECKS: &[Check] = &[$($name),+];
     };
 }
 
 checks! {
-    // The manifest.
+    // Checks of the manifest itself.
     NOT_BEHIND_BERTH, Error, "not-behind-berth";
     INJECT_REFUSES, Error, "inject-refuses";
     HOST_NETWORK, Error, "host-network";
@@ -47,15 +47,15 @@ checks! {
     CLUSTER_ACCOUNT, Error, "cluster-account";
     CLUSTER_MOUNT, Error, "cluster-mount";
     NODE_NAME, Warning, "node-name";
-    // Comparison with the running manifest.
+    // Checks that compare the manifest with the one that runs now.
     VERSION_SKEW, Error, "version-skew";
     LISTEN_LOST, Error, "listen-lost";
     ETCD_DIFFERS, Error, "etcd-differs";
     KEYS_DIFFER, Warning, "keys-differ";
-    // The other files of the manifest directory.
+    // Checks of the other files in the manifest's directory.
     SAME_POD_NAME, Error, "same-pod-name";
     STRAY_FILE, Warning, "stray-file";
-    // The node.
+    // Checks of the node and its processes.
     RUN_DIR_OWNER, Error, "run-dir-owner";
     ADDRESS_MISSING, Error, "address-missing";
     PORT_HELD, Error, "port-held";
@@ -70,7 +70,7 @@ checks! {
     BERTH_VERSION, Warning, "berth-version";
     SHIMS_UNCONNECTED, Error, "shims-unconnected";
     UPGRADE_INTERRUPTED, Warning, "upgrade-interrupted";
-    // The cluster.
+    // Checks of the cluster and its Service.
     SECURE_PORTS, Error, "secure-ports";
     BRIDGE_SLICE, Warning, "bridge-slice";
     NOT_CHECKED, Info, "not-checked";

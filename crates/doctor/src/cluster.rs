@@ -1,20 +1,20 @@
-//! The control-plane nodes, as the Service `kubernetes` lists them.
+//! Checks of the control-plane nodes that the Service `kubernetes` lists.
 
 use super::checks::{BRIDGE_SLICE, NOT_CHECKED, SECURE_PORTS};
 use super::layout::Layout;
 use super::{Case, Finding, options};
 use crate::service;
-use berth_cluster::service::{OF_SERVICE, slice_addresses, slice_ports};
+use berth_cluster::service::{SERVICE_SLICES, slice_addresses, slice_ports};
 use berth_cluster::{Client, Error};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
-/// Facts about the Service `kubernetes`.
+/// Facts about the Service `kubernetes` that doctor has read.
 #[derive(Debug, Clone, Default)]
 pub struct Cluster {
     pub addresses: Vec<SocketAddr>,
-    /// EndpointSlices left in the Service by bridges and upgrades that have ended.
+    /// Names of EndpointSlices that a bridge or an upgrade has left in the Service.
     pub left: Vec<String>,
 }
 
@@ -23,15 +23,15 @@ impl Cluster {
     ///
     /// # Errors
     /// The API does not answer, or refuses these credentials.
-    pub async fn ask(client: &Client) -> Result<Self, Error> {
+    pub async fn fetch(client: &Client) -> Result<Self, Error> {
         Ok(Self {
-            addresses: list_endpoints(&client.get(OF_SERVICE).await?),
+            addresses: list_endpoints(&client.get(SERVICE_SLICES).await?),
             left: service::leftover_slices(client, None).await?,
         })
     }
 }
 
-/// The addresses in a list of EndpointSlices.
+/// Returns the addresses in a list of EndpointSlices, sorted and without repetitions.
 pub(super) fn list_endpoints(list: &Value) -> Vec<SocketAddr> {
     let slices = list["items"].as_array().into_iter().flatten();
     let of = |slice| {
@@ -44,10 +44,10 @@ pub(super) fn list_endpoints(list: &Value) -> Vec<SocketAddr> {
 
 pub(super) fn examine(case: &Case<'_>) -> Vec<Finding> {
     let Some(cluster) = case.cluster else {
-        let unseen = NOT_CHECKED.at(
+        let unseen = NOT_CHECKED.make_finding(
             "cluster",
-            "whether all control-plane nodes have this secure port cannot be seen here",
-            "on one of several control-plane nodes, give --kubeconfig (/etc/kubernetes/admin.conf)",
+            "berth cannot see here whether all control-plane nodes have this secure port",
+            "if there are several control-plane nodes, give --kubeconfig (/etc/kubernetes/admin.conf)",
         );
         return Some(unseen)
             .filter(|_| case.manifest.kind() == "Pod")
@@ -55,18 +55,21 @@ pub(super) fn examine(case: &Case<'_>) -> Vec<Finding> {
             .collect();
     };
     let left = cluster.left.iter().map(|slice| {
-        BRIDGE_SLICE.at(
+        BRIDGE_SLICE.make_finding(
             "Service kubernetes",
-            format!("the EndpointSlice {slice} is left from a bridge or an upgrade that has ended: clients are sent to its node, even if nothing serves there"),
-            "`berth bridge end` on any control-plane node removes it",
+            format!("the EndpointSlice {slice} remains from a bridge or an upgrade that has ended: clients are sent to the node in this \
+                     slice, even if nothing serves on the node"),
+            "`berth bridge end` on any control-plane node removes the EndpointSlice",
         )
     });
-    left.chain(secure_ports(case, &cluster.addresses)).collect()
+    left.chain(check_secure_ports(case, &cluster.addresses))
+        .collect()
 }
 
-fn secure_ports(case: &Case<'_>, addresses: &[SocketAddr]) -> Option<Finding> {
-    // Behind `berth exec`, the port of the first listen address is also the apiserver's port.
-    let berth = Layout::of(case.manifest)
+fn check_secure_ports(case: &Case<'_>, addresses: &[SocketAddr]) -> Option<Finding> {
+    // If `berth exec` starts kube-apiserver, the port of the first listen address is also
+    // kube-apiserver's port.
+    let berth = Layout::from_manifest(case.manifest)
         .and_then(|layout| options::berth_address(&layout.apiserver.parsed));
     let own = berth
         .map(|berth| berth.port())
@@ -77,14 +80,14 @@ fn secure_ports(case: &Case<'_>, addresses: &[SocketAddr]) -> Option<Finding> {
         .map(ToString::to_string)
         .collect();
     (!others.is_empty()).then(|| {
-        SECURE_PORTS.at(
+        SECURE_PORTS.make_finding(
             "Service kubernetes",
             format!(
-                "the secure port here is {own}, and there are control-plane nodes at {}: each sets its own port for all addresses \
-                 of the Service, so clients in the cluster are sent to ports where nobody listens",
+                "the secure port of this node is {own}, and there are control-plane nodes at {}: each node sets its own port for all \
+                 addresses of the Service, so clients in the cluster are sent to ports where nobody listens",
                 others.join(", ")
             ),
-            format!("give all control-plane nodes one port: change the others to {own}, or this one to theirs"),
+            format!("give all control-plane nodes one port: change the ports of the other nodes to {own}, or the port of this node to theirs"),
         )
     })
 }

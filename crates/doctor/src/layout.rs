@@ -1,6 +1,5 @@
-//! Finds out how a kube-apiserver runs behind berth, in any style of manifest: the container of the
-//! shim, and berth's options in each container. Options are read as berth itself reads them, from
-//! arguments and variables.
+//! Finds the shim's container, and berth's options in each container, whatever the style of the
+//! manifest. Options are read as berth itself reads them, from arguments and variables.
 
 use berth_cluster::yaml::YamlNode;
 use berth_manifest::{Container, Manifest};
@@ -9,19 +8,21 @@ use clap::builder::Resettable;
 use clap::{ArgAction, CommandFactory, FromArgMatches};
 use std::ffi::OsStr;
 
-/// Placeholder for an address that only the kubelet knows, from a documentation block (RFC 5737).
+/// Placeholder for the node's address, if the manifest takes the address from the kubelet. The
+/// address is from a block for documentation (RFC 5737).
 pub(super) const HOST_IP: &str = "192.0.2.1";
 
-/// berth's subcommands in containers.
+/// berth's subcommands that a container of a control plane may run.
 const COMMANDS: [&str; 3] = ["serve", "exec", "run"];
 
-/// Options of berth in a container.
+/// berth's options in a container, as far as doctor can read them.
 #[derive(Debug)]
 pub(super) enum ParsedOptions {
     Options(Box<PodCommand>),
-    /// An option that berth does not accept, and why.
+    /// berth does not accept an option. The text is berth's error.
     Wrong(String),
-    /// Some options come from a ConfigMap, a Secret or another place in the cluster.
+    /// doctor cannot see some options, because they come from a ConfigMap, a Secret or another
+    /// place in the cluster.
     Unseen,
 }
 
@@ -34,29 +35,30 @@ impl ParsedOptions {
     }
 }
 
-/// A container that runs berth.
+/// A container that runs berth, with berth's subcommand and options.
 #[derive(Debug)]
-pub(super) struct Berth<'a> {
+pub(super) struct BerthContainer<'a> {
     pub(super) container: Container<'a>,
     pub(super) command: &'static str,
     pub(super) parsed: ParsedOptions,
 }
 
-/// The parts of a pod behind berth.
+/// The containers of a pod that run berth.
 #[derive(Debug)]
 pub(super) struct Layout<'a> {
-    /// kube-apiserver's container, in which berth runs first.
-    pub(super) apiserver: Berth<'a>,
-    /// Path of berth's binary in kube-apiserver's container.
+    /// kube-apiserver's container, in which `berth exec` or `berth run` starts kube-apiserver.
+    pub(super) apiserver: BerthContainer<'a>,
+    /// Path of the berth binary in kube-apiserver's container.
     pub(super) binary: &'a str,
-    /// The container that listens. With `berth run`, [`Layout::apiserver`] listens.
-    pub(super) shim: Option<Berth<'a>>,
+    /// The container of the shim (`berth serve`). `None` with `berth run`, where
+    /// [`Layout::apiserver`] is the shim too.
+    pub(super) shim: Option<BerthContainer<'a>>,
 }
 
 impl<'a> Layout<'a> {
-    /// `None` if kube-apiserver is not behind berth.
-    pub(super) fn of(manifest: &'a Manifest) -> Option<Self> {
-        let apiserver = Berth::of(manifest.container())
+    /// Returns `None` if berth does not start kube-apiserver in this manifest.
+    pub(super) fn from_manifest(manifest: &'a Manifest) -> Option<Self> {
+        let apiserver = BerthContainer::from_container(manifest.container())
             .filter(|berth| matches!(berth.command, "exec" | "run"))?;
         let binary = apiserver
             .container
@@ -68,7 +70,7 @@ impl<'a> Layout<'a> {
             .containers("initContainers")
             .chain(manifest.containers("containers"));
         let shim = containers
-            .filter_map(Berth::of)
+            .filter_map(BerthContainer::from_container)
             .find(|berth| berth.command == "serve");
         Some(Self {
             apiserver,
@@ -77,8 +79,8 @@ impl<'a> Layout<'a> {
         })
     }
 
-    /// The container with the options of a shim.
-    pub(super) fn serving(&self) -> Option<&Berth<'a>> {
+    /// Returns the container that has the options of a shim. `None` if no container of the pod has.
+    pub(super) fn serving_berth(&self) -> Option<&BerthContainer<'a>> {
         match &self.shim {
             Some(shim) => Some(shim),
             None => Some(&self.apiserver).filter(|berth| berth.command == "run"),
@@ -86,9 +88,9 @@ impl<'a> Layout<'a> {
     }
 }
 
-impl<'a> Berth<'a> {
-    /// `None` if the container does not run berth.
-    fn of(container: Container<'a>) -> Option<Self> {
+impl<'a> BerthContainer<'a> {
+    /// Returns `None` if the container does not run berth.
+    fn from_container(container: Container<'a>) -> Option<Self> {
         let words: Vec<_> = container
             .arguments()
             .iter()
@@ -112,17 +114,18 @@ impl<'a> Berth<'a> {
     }
 }
 
-/// The uid of a container. Images of kube-apiserver and of berth are root's by default.
-pub(super) fn uid_of(container: Container<'_>) -> u32 {
+/// Returns the uid with which a container runs. By default the uid is 0, because images of
+/// kube-apiserver and of berth run as root.
+pub(super) fn find_uid(container: Container<'_>) -> u32 {
     container
-        .security("runAsUser")
+        .security_field("runAsUser")
         .and_then(YamlNode::number)
         .and_then(|uid| u32::try_from(uid).ok())
         .unwrap_or(0)
 }
 
-/// Reads a container's arguments after `berth`, and the environment variables of options missing
-/// from the arguments.
+/// Parses berth's options from a container's arguments. Options that are missing there are read
+/// from the container's environment variables.
 fn parse_options(
     container: Container<'_>,
     command: &str,
@@ -132,7 +135,7 @@ fn parse_options(
     let variables = container.node().list("env");
     let elsewhere = |variable: &YamlNode| {
         let ours = variable
-            .text_of("name")
+            .get_text("name")
             .is_some_and(|name| name.starts_with("BERTH_"));
         ours && variable
             .get("valueFrom")
@@ -176,7 +179,8 @@ fn parse_options(
         }
     }
     argv.extend(words[at + 1..].iter().map(|word| environment.expand(word)));
-    // The environment of doctor's own process must not count.
+    // berth's options also read environment variables. Those of doctor's own process must not
+    // count.
     let without_env = |command: clap::Command| command.mut_args(|arg| arg.env(Resettable::Reset));
     let read = without_env(cli)
         .mut_subcommand(command, without_env)

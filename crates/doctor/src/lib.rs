@@ -1,18 +1,18 @@
 //! Checks a kube-apiserver's manifest, node and cluster before an upgrade, and finds the causes of
 //! lost requests. Each finding has a place, a cause and a fix.
 //!
-//! [`examine`] is pure: the function judges a [`Case`], which is the manifest and the facts about
+//! [`examine`] does no I/O: it judges a [`Case`], which contains the manifest and the facts about
 //! its node and cluster. [`other_files`], [`node`] and [`cluster`] gather the facts. [`CHECKS`]
 //! lists every check, and `docs/doctor.md` says what must hold for each.
 //!
-//! Changes that `berth inject` would make to a manifest are found by inject's own rules
+//! doctor finds the changes that `berth inject` would make in a manifest by inject's own rules
 //! ([`berth_manifest::inject::find_lapses`]), so that each rule exists once.
 //!
 //! [`service`] keeps the EndpointSlice of a bridge or an upgrade in the Service `kubernetes`;
 //! [`cluster`] finds a slice that a bridge or an upgrade has left there.
 
 #![forbid(unsafe_code)]
-// The print macros panic if a pipe is closed or a disk is full.
+// These macros panic if a pipe is closed or a disk is full, so the crate must not print with them.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod checks;
@@ -30,19 +30,19 @@ use berth_manifest::Manifest;
 use berth_manifest::report::{Finding, Severity};
 
 pub use checks::CHECKS;
-pub use options::{ShimOf, shim_of};
+pub use options::{ShimOf, find_shim};
 
-/// A check, and the severity of its finding if the check fails.
+/// A check that doctor makes. A finding of the check has this severity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Check {
-    /// Stable name of the check: unchanged from version to version.
+    /// Name of the check. The name never changes from version to version.
     pub id: &'static str,
     pub severity: Severity,
 }
 
 impl Check {
     /// Makes a finding of this check.
-    fn at(
+    fn make_finding(
         &self,
         place: impl Into<String>,
         cause: impl Into<String>,
@@ -59,24 +59,24 @@ impl Check {
     }
 }
 
-/// The input of the checks. A field is `None` if nothing was sampled for it.
+/// The input of the checks. A field is `None` if doctor has not looked at that part.
 #[derive(Debug, Clone, Copy)]
 pub struct Case<'a> {
-    /// The manifest's name in findings.
+    /// The manifest's name in findings, for example its path.
     pub name: &'a str,
     pub manifest: &'a Manifest,
-    /// The manifest that the kubelet runs now, to be replaced by `manifest`.
+    /// The manifest that the kubelet runs now, and that `manifest` will replace.
     pub running: Option<&'a Manifest>,
-    /// The other files of the manifest directory, for a static pod.
+    /// The other files in the manifest's directory, if the manifest is a static pod's.
     pub other_files: Option<&'a [other_files::ManifestFile]>,
-    /// Facts sampled on the node.
+    /// Facts about the node.
     pub node: Option<&'a node::Facts>,
-    /// Facts sampled from the cluster.
+    /// Facts about the cluster.
     pub cluster: Option<&'a cluster::Cluster>,
 }
 
 impl<'a> Case<'a> {
-    /// A case with the text of the manifest alone.
+    /// Makes a case in which only the manifest is known.
     pub fn new(name: &'a str, manifest: &'a Manifest) -> Self {
         Self {
             name,
@@ -88,13 +88,13 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// The place `FILE:LINE`.
-    fn line(&self, line: usize) -> String {
+    /// Formats a place in the manifest as `FILE:LINE`.
+    fn format_place(&self, line: usize) -> String {
         format!("{}:{line}", self.name)
     }
 }
 
-/// Returns all findings: the worst first, then in the order of the file.
+/// Makes all checks. Returns the findings sorted by severity, the worst first.
 pub fn examine(case: &Case<'_>) -> Vec<Finding> {
     let mut findings = manifest::examine(case);
     findings.extend(
@@ -117,7 +117,7 @@ pub fn examine(case: &Case<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Lowers errors of the given checks to warnings (`--ignore-errors`).
+/// Makes errors of the given checks warnings, as the operator asked by `--ignore-errors`.
 pub fn excuse_findings(findings: &mut [Finding], checks: &[String]) {
     for finding in findings
         .iter_mut()

@@ -1,6 +1,6 @@
-//! berth's options in a manifest, and the errors that berth would report about them.
+//! Reads berth's options in a manifest, and finds the errors that berth would report about them.
 
-use super::layout::{Berth, HOST_IP, Layout, ParsedOptions, uid_of};
+use super::layout::{BerthContainer, HOST_IP, Layout, ParsedOptions, find_uid};
 use berth_cluster::Client;
 use berth_cluster::yaml::parse_documents;
 use berth_manifest::Manifest;
@@ -15,15 +15,15 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Lists the mistakes that berth would report, except those about files: the files may be on
-/// another machine.
+/// Lists the mistakes in berth's options, as berth would report them. Leaves out mistakes about
+/// files, which may be on another machine.
 pub(super) fn list_mistakes(parsed: &ParsedOptions) -> Vec<String> {
     let command = match parsed {
         ParsedOptions::Options(command) => command,
         ParsedOptions::Wrong(why) => return vec![why.clone()],
         ParsedOptions::Unseen => return Vec::new(),
     };
-    // The kubeconfig of `--cluster` is checked separately.
+    // Leave out `--cluster`: another check reads its kubeconfig.
     let checked = match &**command {
         PodCommand::Serve(serve) => {
             let mut serve = serve.clone();
@@ -42,7 +42,7 @@ pub(super) fn list_mistakes(parsed: &ParsedOptions) -> Vec<String> {
     all.map(|text| text.replace(HOST_IP, "HOST_IP")).collect()
 }
 
-/// The options that name the berth, the instance and the run directory.
+/// Returns the options for the berth, the instance and the run directory.
 pub(super) fn place_args(parsed: &ParsedOptions) -> Option<&PlaceArgs> {
     match parsed.command()? {
         PodCommand::Serve(serve) => Some(&serve.place),
@@ -60,7 +60,8 @@ fn shim_args(parsed: &ParsedOptions) -> Option<&ShimArgs> {
     }
 }
 
-/// How kube-apiserver gets its clients; the default of `--pass` if the options cannot be seen.
+/// Returns how kube-apiserver gets its clients. If the options cannot be seen, returns the default
+/// of `--pass`.
 pub(super) fn pass_mode(parsed: &ParsedOptions) -> PassMode {
     match parsed.command() {
         Some(PodCommand::Exec(exec)) => exec.pass,
@@ -68,14 +69,14 @@ pub(super) fn pass_mode(parsed: &ParsedOptions) -> PassMode {
     }
 }
 
-/// The first address at which a shim listens, which names the berth.
+/// Returns the first address on which a shim listens. This address names the berth.
 pub(super) fn berth_address(parsed: &ParsedOptions) -> Option<SocketAddr> {
     check::parse_listen(place_args(parsed)?.listen.first()?)
         .ok()
         .map(|first| first.addr)
 }
 
-/// The addresses at which a shim listens, except addresses that do not parse.
+/// Returns the addresses on which a shim listens. Leaves out addresses that cannot be parsed.
 pub(super) fn listen_addresses(parsed: &ParsedOptions) -> Vec<Listen> {
     let listen = place_args(parsed)
         .map(|place| &place.listen[..])
@@ -86,38 +87,40 @@ pub(super) fn listen_addresses(parsed: &ParsedOptions) -> Vec<Listen> {
         .collect()
 }
 
-/// The options of the kube-apiserver probe.
+/// Returns the options for the shim's probe of kube-apiserver.
 pub(super) fn probe_args(parsed: &ParsedOptions) -> Option<&ProbeArgs> {
     shim_args(parsed).map(|shim| &shim.probe)
 }
 
-/// The shim of a manifest, or the shim that inject would add.
+/// Facts about the shim of a manifest, or about the shim that `berth inject` would add. Other
+/// commands use them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ShimOf {
-    /// The berth. `None` if only the kubelet knows the address.
+    /// The address that names the berth. `None` if only the kubelet knows the address.
     pub berth: Option<SocketAddr>,
-    /// The uid of the shim, which is kube-apiserver's uid.
+    /// The uid with which the shim runs; kube-apiserver has the same.
     pub uid: u32,
-    /// The name that the probe expects in the apiserver's certificate.
+    /// The name that the shim's probe expects in kube-apiserver's certificate.
     pub server_name: String,
-    /// The file on the node with the CA certificates that the probe trusts.
+    /// Path on the node of the file with the CAs that the shim's probe trusts.
     pub ca: Option<PathBuf>,
 }
 
 impl ShimOf {
-    /// Returns a client with an administrator's credentials that trusts the kube-apiserver's
+    /// Returns a client that has an administrator's credentials, and trusts kube-apiserver's
     /// certificate as the shim does.
     #[must_use]
-    pub fn client(&self, client: &Client) -> Client {
+    pub fn trusting_client(&self, client: &Client) -> Client {
         client
             .clone()
-            .trusting(&self.server_name, &self.trusted())
+            .with_trust(&self.server_name, &self.trusted_cas())
             .unwrap_or_else(|_| client.clone())
     }
 
-    /// The CA certificates that the probe trusts, in PEM form; empty if the file cannot be read.
+    /// Returns the CA certificates that the shim's probe trusts, in PEM form. The text is empty if
+    /// the CA file cannot be read.
     #[must_use]
-    pub fn trusted(&self) -> Vec<u8> {
+    pub fn trusted_cas(&self) -> Vec<u8> {
         self.ca
             .as_ref()
             .and_then(|ca| read_small(ca).ok())
@@ -125,9 +128,9 @@ impl ShimOf {
     }
 }
 
-pub fn shim_of(manifest: &Manifest) -> ShimOf {
-    let uid = uid_of(manifest.container());
-    let Some(layout) = Layout::of(manifest) else {
+pub fn find_shim(manifest: &Manifest) -> ShimOf {
+    let uid = find_uid(manifest.container());
+    let Some(layout) = Layout::from_manifest(manifest) else {
         let ip = manifest
             .bind_address()
             .or_else(|| manifest.advertise_address());
@@ -139,16 +142,16 @@ pub fn shim_of(manifest: &Manifest) -> ShimOf {
             ca: None,
         };
     };
-    let Berth {
+    let BerthContainer {
         container, parsed, ..
-    } = layout.serving().unwrap_or(&layout.apiserver);
+    } = layout.serving_berth().unwrap_or(&layout.apiserver);
     let berth = berth_address(parsed).filter(|berth| !is_host_ip(berth.ip()));
     let probe = probe_args(parsed);
     let server_name = probe
         .map_or(DEFAULT_NAME, |probe| &probe.probe_server_name)
         .to_owned();
     let ca = probe
-        .and_then(|probe| container.on_node(probe.probe_ca.as_ref()?.to_str()?))
+        .and_then(|probe| container.path_on_node(probe.probe_ca.as_ref()?.to_str()?))
         .map(PathBuf::from);
     ShimOf {
         berth,
@@ -168,31 +171,34 @@ pub(super) fn is_covered(address: SocketAddr, listen: &[Listen]) -> bool {
             let same_family = own.is_ipv4() == address.is_ipv4();
             own.ip() == address.ip()
             || (own.ip().is_unspecified() && same_family)
-            // Only the kubelet knows the host IP, but the host IP is never a loopback address.
+            // The address that only the kubelet knows stands for any address, but it is never a
+            // loopback address.
             || (is_host_ip(own.ip()) && same_family && !address.ip().is_loopback())
         })
 }
 
-/// True if the address is the placeholder for an address that only the kubelet knows.
+/// True if the address is [`HOST_IP`], which stands for an address that only the kubelet knows.
 pub(super) fn is_host_ip(ip: IpAddr) -> bool {
     HOST_IP.parse() == Ok(ip)
 }
 
-/// The value of `--cluster` for a pod's service account.
+/// The value of `--cluster` that means the service account of the pod.
 pub(super) const IN_CLUSTER: &str = "in-cluster";
 
-/// The value of `--cluster` and the node's name in the cluster. `None` without `--cluster`.
+/// Returns the value of `--cluster`, and the node's name in the cluster. `None` if the shim has no
+/// `--cluster`.
 pub(super) fn cluster_args(parsed: &ParsedOptions) -> Option<(&str, Option<&str>)> {
     let args = &shim_args(parsed)?.cluster;
     Some((args.cluster.as_deref()?, args.node_name.as_deref()))
 }
 
-/// How long connections may take to end.
+/// Returns how long connections may continue after SIGTERM (`--drain-timeout`).
 pub(super) fn drain_timeout(parsed: &ParsedOptions) -> Option<Duration> {
     humantime::parse_duration(&shim_args(parsed)?.drain_timeout).ok()
 }
 
-/// Checks that a file of `--authentication-config` allows anonymous requests to the probed paths.
+/// True if the file of `--authentication-config` allows anonymous requests to the paths that are
+/// probed.
 ///
 /// # Errors
 /// The file is no AuthenticationConfiguration.
@@ -200,9 +206,9 @@ pub(super) fn allows_anonymous_probes(text: &str) -> Result<bool, String> {
     let documents = parse_documents(text).map_err(|problem| problem.to_string())?;
     let root = documents
         .iter()
-        .find(|root| root.text_of("kind") == Some("AuthenticationConfiguration"));
-    let root = root.ok_or("it holds no AuthenticationConfiguration")?;
-    // Without the field, --anonymous-auth decides, and is checked separately.
+        .find(|root| root.get_text("kind") == Some("AuthenticationConfiguration"));
+    let root = root.ok_or("the file holds no AuthenticationConfiguration")?;
+    // If the file has no such field, --anonymous-auth decides, which another check reads.
     let Some(anonymous) = root.get("anonymous") else {
         return Ok(true);
     };
@@ -213,7 +219,7 @@ pub(super) fn allows_anonymous_probes(text: &str) -> Result<bool, String> {
     let allowed = |path: &str| {
         conditions
             .iter()
-            .any(|rule| rule.text_of("path") == Some(path))
+            .any(|rule| rule.get_text("path") == Some(path))
     };
     Ok(conditions.is_empty() || (allowed("/readyz") && allowed("/livez")))
 }

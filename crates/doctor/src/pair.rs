@@ -1,28 +1,28 @@
-//! Compares a manifest with the running manifest, its predecessor. During an upgrade, both
+//! Compares a manifest with the one that runs now and will be replaced. During an upgrade, both
 //! kube-apiservers run behind one port: a client may write through one kube-apiserver and read
 //! through the other, and may present to one kube-apiserver a token that the other has signed.
 
 use super::checks::{ETCD_DIFFERS, KEYS_DIFFER, LISTEN_LOST, VERSION_SKEW};
 use super::layout::Layout;
-use super::node::{ENCRYPTS, SIGNS, listen};
+use super::node::{ENCRYPTION_FLAG, SIGNING_FLAG, list_addresses};
 use super::options::is_covered;
 use super::{Case, Check, Finding};
 use berth_exec::args;
 use berth_manifest::Manifest;
 use std::collections::BTreeSet;
 
-/// Maximum number of minor versions between two kube-apiservers of a cluster (Kubernetes' version
-/// skew policy).
-const SKEW: u64 = 1;
+/// Largest difference between the minor versions of two kube-apiservers in a cluster, by
+/// Kubernetes' version skew policy.
+const MAX_SKEW: u64 = 1;
 
-/// The default prefix of kube-apiserver's objects in etcd.
-const PREFIX: &str = "/registry";
+/// The prefix of kube-apiserver's keys in etcd, if `--etcd-prefix` is not given.
+const DEFAULT_PREFIX: &str = "/registry";
 
-/// Documentation of changes that take two upgrades.
-const TWO_PHASES: &str = "docs/upgrade.md, \"Changing keys\"";
+/// The section of the documentation about changes that take two upgrades, for messages.
+const KEY_CHANGE_PAGE: &str = "docs/upgrade.md, \"Changing keys\"";
 
-/// The flag with the public keys of the tokens that an instance accepts.
-const ACCEPTS: &str = "service-account-key-file";
+/// The flag that names the public keys with which kube-apiserver verifies tokens.
+const ACCEPTED_KEYS_FLAG: &str = "service-account-key-file";
 
 pub(super) fn examine(case: &Case<'_>, running: &Manifest) -> Vec<Finding> {
     let mut pair = Pair {
@@ -31,14 +31,15 @@ pub(super) fn examine(case: &Case<'_>, running: &Manifest) -> Vec<Finding> {
         new: case.manifest,
         findings: Vec::new(),
     };
-    pair.version();
-    // If the running kube-apiserver is not behind berth, the flags are not compared, because the
-    // change is a restart: old and new do not serve together. Under a bridge, a copy of the old
-    // kube-apiserver serves meanwhile, but `inject` changes none of the compared flags.
-    if let Some(before) = Layout::of(running) {
-        pair.listen(&before);
-        pair.etcd();
-        pair.keys();
+    pair.check_version();
+    // Flags matter only if the old and the new kube-apiserver serve at the same time. If the
+    // running one is not behind berth, it is restarted instead, so its flags are not compared.
+    // Under a bridge, a copy of the old kube-apiserver serves meanwhile, but `inject` changes none
+    // of the compared flags.
+    if let Some(before) = Layout::from_manifest(running) {
+        pair.check_listen(&before);
+        pair.check_etcd();
+        pair.check_keys();
     }
     pair.findings
 }
@@ -51,7 +52,7 @@ struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    fn found(
+    fn add_finding(
         &mut self,
         check: Check,
         line: usize,
@@ -59,57 +60,59 @@ impl Pair<'_> {
         fix: impl Into<String>,
     ) {
         self.findings
-            .push(check.at(self.case.line(line), cause, fix));
+            .push(check.make_finding(self.case.format_place(line), cause, fix));
     }
 
-    /// Line of a flag of the new manifest; without the flag, line of the command.
-    fn line(&self, flag: &str) -> usize {
+    /// Returns the line of a flag in the new manifest. If the flag is missing, returns the line of
+    /// the command.
+    fn find_line(&self, flag: &str) -> usize {
         let command = || self.new.line_of(&self.new.apiserver_path().key("command"));
         self.new.flag(flag).map_or_else(command, |flag| flag.line)
     }
 
-    fn version(&mut self) {
+    fn check_version(&mut self) {
         let (Some(old), Some(new)) = (self.old.version(), self.new.version()) else {
             return;
         };
-        if old.0 != new.0 || old.1.abs_diff(new.1) > SKEW {
+        if old.0 != new.0 || old.1.abs_diff(new.1) > MAX_SKEW {
             let line = self.new.line_of(&self.new.apiserver_path().key("image"));
-            self.found(
+            self.add_finding(
                 VERSION_SKEW,
                 line,
                 format!(
-                    "v{}.{} runs, and this is v{}.{}: kube-apiservers of a cluster may be one minor version apart, since they read \
-                     each other's objects",
+                    "v{}.{} runs, and the new kube-apiserver is v{}.{}: kube-apiservers of a cluster may be at most one minor version apart, since they read each other's objects",
                     old.0, old.1, new.0, new.1
                 ),
-                "upgrade through each minor version between them",
+                "upgrade one minor version at a time",
             );
         }
     }
 
-    fn listen(&mut self, before: &Layout<'_>) {
-        let Some(now) = Layout::of(self.new).filter(|now| now.serving().is_some()) else {
+    fn check_listen(&mut self, before: &Layout<'_>) {
+        let Some(now) = Layout::from_manifest(self.new).filter(|now| now.serving_berth().is_some())
+        else {
             return;
         };
-        let new = listen(&now);
-        let lost = listen(before)
+        let new = list_addresses(&now);
+        let lost = list_addresses(before)
             .into_iter()
             .map(|listen| listen.addr)
             .filter(|addr| !is_covered(*addr, &new));
         let lost: Vec<_> = lost.map(|addr| addr.to_string()).collect();
         if !lost.is_empty() {
-            let line = now.serving().map_or(1, |shim| shim.container.node().line);
-            self.found(
+            let line = now
+                .serving_berth()
+                .map_or(1, |shim| shim.container.node().line);
+            self.add_finding(
                 LISTEN_LOST,
                 line,
                 format!("the running shim also listens on {}, and the new shim would not: clients of that address would be refused", lost.join(", ")),
-                "`berth inject` of the manifest that runs, without --listen, keeps its addresses (with --kubeadm-patch in kubeadm's \
-                 patches too); to give one up, --ignore-errors listen-lost",
+                "to keep the addresses, run `berth inject` without --listen on the running manifest (with --kubeadm-patch also for kubeadm's patches); to give up an address, add --ignore-errors listen-lost",
             );
         }
     }
 
-    fn etcd(&mut self) {
+    fn check_etcd(&mut self) {
         let servers = |manifest: &Manifest| -> BTreeSet<String> {
             let values = manifest
                 .flags("etcd-servers")
@@ -123,23 +126,21 @@ impl Pair<'_> {
         let (old, new) = (servers(self.old), servers(self.new));
         let list = |urls: &BTreeSet<String>| urls.iter().cloned().collect::<Vec<_>>().join(", ");
         if old.is_disjoint(&new) && old != new {
-            self.found(
+            self.add_finding(
                 ETCD_DIFFERS,
-                self.line("etcd-servers"),
+                self.find_line("etcd-servers"),
                 format!(
-                    "the running kube-apiserver keeps its objects at {}, the new kube-apiserver at {}: if those are two stores, one port answers \
-                     from both",
+                    "the running kube-apiserver keeps its objects at {}, the new kube-apiserver at {}: if these URLs are of two etcd clusters, one port would serve two sets of objects",
                     list(&old),
                     list(&new)
                 ),
-                "if it is one etcd under other URLs, upgrade once with the old and new URLs in --etcd-servers, then with the new URLs \
-                 alone; two stores cannot be behind one port",
+                "if all URLs are of one etcd cluster, upgrade once with the old and new URLs in --etcd-servers, then with the new URLs alone; two etcd clusters cannot be behind one port",
             );
         }
         let prefix = |manifest: &Manifest| {
             let given = manifest
                 .flag("etcd-prefix")
-                .map_or(PREFIX, |flag| flag.value)
+                .map_or(DEFAULT_PREFIX, |flag| flag.value)
                 .trim_matches('/')
                 .to_owned();
             format!("/{given}")
@@ -153,58 +154,57 @@ impl Pair<'_> {
         };
         let (old, new) = (prefix(self.old), prefix(self.new));
         if old != new {
-            self.found(
+            self.add_finding(
                 ETCD_DIFFERS,
-                self.line("etcd-prefix"),
+                self.find_line("etcd-prefix"),
                 format!(
-                    "the running kube-apiserver keeps its objects below {old} in etcd, the new kube-apiserver below {new}: two stores behind \
-                     one port"
+                    "the running kube-apiserver keeps its objects below {old} in etcd, the new kube-apiserver below {new}: one port would serve two sets of objects"
                 ),
                 format!("keep --etcd-prefix={old}"),
             );
         }
         if overrides(self.old) != overrides(self.new) {
-            self.found(
+            self.add_finding(
                 ETCD_DIFFERS,
-                self.line("etcd-servers-overrides"),
-                "--etcd-servers-overrides differs: some resources would be in two stores behind one port",
-                "keep the flag for an upgrade; such resources move only while no kube-apiserver runs",
+                self.find_line("etcd-servers-overrides"),
+                "--etcd-servers-overrides differs: some resources would be in two etcd clusters behind one port",
+                "keep the flag's value in an upgrade; resources can move to another etcd only while no kube-apiserver runs",
             );
         }
     }
 
-    fn keys(&mut self) {
+    fn check_keys(&mut self) {
         let two = |what: &str| {
             format!(
-                "{what} in two upgrades ({TWO_PHASES}); if the key is the same, there is nothing to do"
+                "in two upgrades ({KEY_CHANGE_PAGE}): {what}; if the key is the same, there is nothing to do"
             )
         };
         let value =
             |manifest: &Manifest, flag: &str| manifest.flag(flag).map(|flag| flag.value.to_owned());
         for (flag, cause, fix) in [
             (
-                ENCRYPTS,
-                "if the first key differs, the running kube-apiserver cannot read what this one writes",
-                "first give both instances both keys, then put the new key first,",
+                ENCRYPTION_FLAG,
+                "if the first key differs, the running kube-apiserver cannot read objects that the new kube-apiserver writes",
+                "first give both instances both keys, then put the new key first",
             ),
             (
-                SIGNS,
+                SIGNING_FLAG,
                 "if the key differs, the running kube-apiserver refuses tokens that the new kube-apiserver signs",
-                "first add the new public key as a further --service-account-key-file, then sign with the new key,",
+                "first add the new public key as a further --service-account-key-file, then sign with the new key",
             ),
         ] {
             if value(self.old, flag) != value(self.new, flag) {
-                self.found(
+                self.add_finding(
                     KEYS_DIFFER,
-                    self.line(flag),
+                    self.find_line(flag),
                     format!("--{flag} differs: {cause}"),
                     two(fix),
                 );
-            } else if let Some(path) = self.changed(flag) {
+            } else if let Some(path) = self.find_changed_file(flag) {
                 let cause = format!(
-                    "{path} is newer than the running kube-apiserver, which may not have read it: {cause}"
+                    "{path} is newer than the running kube-apiserver, which may not have read the file: {cause}"
                 );
-                self.found(KEYS_DIFFER, self.line(flag), cause, two(fix));
+                self.add_finding(KEYS_DIFFER, self.find_line(flag), cause, two(fix));
             }
         }
         let all = |manifest: &Manifest, flag: &str| -> Vec<String> {
@@ -214,57 +214,63 @@ impl Pair<'_> {
                 .map(|flag| flag.value.to_owned())
                 .collect()
         };
-        let (old, new) = (all(self.old, ACCEPTS), all(self.new, ACCEPTS));
+        let (old, new) = (
+            all(self.old, ACCEPTED_KEYS_FLAG),
+            all(self.new, ACCEPTED_KEYS_FLAG),
+        );
         let gone: Vec<_> = old
             .iter()
             .filter(|file| !new.contains(file))
             .cloned()
             .collect();
         if !gone.is_empty() {
-            self.found(
+            self.add_finding(
                 KEYS_DIFFER,
-                self.line(ACCEPTS),
+                self.find_line(ACCEPTED_KEYS_FLAG),
                 format!(
-                    "--{} {} is gone: the new kube-apiserver refuses tokens that the running one signed",
-                    ACCEPTS,
+                    "--{} {} is gone: the new kube-apiserver refuses tokens that the running kube-apiserver signed",
+                    ACCEPTED_KEYS_FLAG,
                     gone.join(", ")
                 ),
-                two("keep the file until no token of its key is left, and remove it then,"),
+                two("keep the file in the first, and remove the file in the second, after all tokens of that key have expired"),
             );
         }
-        // kube-apiserver issues tokens under the first issuer, and accepts all listed issuers.
+        // kube-apiserver puts the first issuer into the tokens that it issues, and accepts tokens
+        // of all listed issuers.
         let issuer = "service-account-issuer";
         let (old, new) = (all(self.old, issuer), all(self.new, issuer));
         let refused =
             |by: &[String], of: &[String]| of.first().is_some_and(|first| !by.contains(first));
         if refused(&old, &new) || refused(&new, &old) {
-            self.found(
+            self.add_finding(
                 KEYS_DIFFER,
-                self.line(issuer),
+                self.find_line(issuer),
                 format!(
-                    "--{issuer} is {} in the running kube-apiserver and {} in the new kube-apiserver: one of them refuses tokens of the other",
+                    "--{issuer} is {} in the running kube-apiserver and {} in the new kube-apiserver: one of the two refuses tokens that the other issues",
                     old.join(", "),
                     new.join(", ")
                 ),
                 format!(
-                    "in two upgrades ({TWO_PHASES}): first add the new issuer after the present one, then put it first"
+                    "in two upgrades ({KEY_CHANGE_PAGE}): first add the new issuer after the present issuer, then put the new issuer first"
                 ),
             );
         }
     }
 
-    /// The file of a flag, if the file changed after the running kube-apiserver started.
-    fn changed(&self, flag: &str) -> Option<&str> {
+    /// Returns the file that a flag names, if the file was changed after the running kube-apiserver
+    /// started.
+    fn find_changed_file(&self, flag: &str) -> Option<&str> {
         let changed = self
             .case
             .node
             .map(|facts| &facts.newer_keys[..])
             .unwrap_or_default();
         let reload = self.old.flag("encryption-provider-config-automatic-reload");
-        // A flag without a value means true; the recorded value is then the next argument.
+        // If the flag has no value, it is true. The manifest's parser then records the next
+        // argument as its value.
         let reloads = reload.is_some_and(|flag| args::parse_bool(flag.value) != Some(false));
         let found = changed.iter().find(|(of, _)| *of == flag)?;
-        (flag != ENCRYPTS || !reloads).then_some(found.1.as_str())
+        (flag != ENCRYPTION_FLAG || !reloads).then_some(found.1.as_str())
     }
 }
 
@@ -274,7 +280,7 @@ mod tests {
     use super::super::node::Facts;
     use super::super::tests::{KUBEADM, replace_in, static_pod};
 
-    /// The findings for a manifest that replaces an old one.
+    /// Returns the findings for a manifest that replaces another one.
     fn findings(old: &str, new: &str, facts: &Facts) -> Vec<(&'static str, Severity)> {
         let running = super::Manifest::parse(old).unwrap();
         let manifest = super::Manifest::parse(new).unwrap();
@@ -289,7 +295,7 @@ mod tests {
             .collect()
     }
 
-    fn compare(old: &[(&str, &str)], new: &[(&str, &str)]) -> Vec<(&'static str, Severity)> {
+    fn compare_pods(old: &[(&str, &str)], new: &[(&str, &str)]) -> Vec<(&'static str, Severity)> {
         let pod = static_pod();
         findings(
             &replace_in(&pod, old),
@@ -305,12 +311,12 @@ mod tests {
 
     type Changes<'a> = &'a [(&'a str, &'a str)];
 
-    /// Asserts for each pair of changed static pods that the finding is there, or that there is
-    /// none.
+    /// Changes the static pod in two ways, as the old and the new manifest. Asserts that the
+    /// finding is there, or for `false` that there is no finding.
     fn assert_found(found: (&'static str, Severity), pairs: &[(Changes<'_>, Changes<'_>, bool)]) {
         for (old, new, is_found) in pairs {
             assert_eq!(
-                compare(old, new).first(),
+                compare_pods(old, new).first(),
                 is_found.then_some(&found),
                 "{old:?} {new:?}"
             );
@@ -329,8 +335,8 @@ mod tests {
             &[
                 (&[], &[], false),
                 (&[], &[(ETCD, other)], true),
-                // The etcd servers can be replaced in two upgrades: the first upgrade names both
-                // URLs, the second upgrade only the new URL.
+                // An operator can replace the etcd server by two upgrades: the first one names both
+                // URLs, the second one only the new URL.
                 (&[], &[(ETCD, both)], false),
                 (&[(ETCD, both)], &[(ETCD, other)], false),
                 (&[], &[(ETCD, &prefix("/other"))], true),
@@ -413,21 +419,21 @@ mod tests {
             ..Facts::default()
         };
         assert_eq!(
-            findings(&pod, &pod, &newer(super::ENCRYPTS)),
+            findings(&pod, &pod, &newer(super::ENCRYPTION_FLAG)),
             [("keys-differ", Severity::Warning)]
         );
         let reload = |value| {
             let reload =
                 format!("--encryption-provider-config-automatic-reload{value}\n    - {ETCD}");
             let reloads = replace_in(&pod, &[(ETCD, &reload)]);
-            findings(&reloads, &reloads, &newer(super::ENCRYPTS))
+            findings(&reloads, &reloads, &newer(super::ENCRYPTION_FLAG))
         };
         for on in ["=true", "=1", ""] {
             assert_eq!(reload(on), [], "{on}");
         }
         assert_eq!(reload("=F"), [("keys-differ", Severity::Warning)]);
         assert_eq!(
-            findings(&pod, &pod, &newer(super::SIGNS)),
+            findings(&pod, &pod, &newer(super::SIGNING_FLAG)),
             [("keys-differ", Severity::Warning)]
         );
     }

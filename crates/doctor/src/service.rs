@@ -1,18 +1,18 @@
-//! The node's address in the Service `kubernetes`, while `berth bridge` or `berth upgrade` replaces
-//! an instance.
+//! Keeps the node's address in the Service `kubernetes` while `berth bridge` or `berth upgrade`
+//! replaces an instance.
 //!
 //! A kube-apiserver that stops removes its address, even if another instance of the node serves,
-//! and the address is put back up to 10 s later. In between, the only control-plane node would be
-//! missing in the Service. Meanwhile berth keeps an EndpointSlice for the node, by the rule of the
-//! shims' slices ([`berth_keeper::rule`]) and with the operator's credentials, which the running
-//! cluster does not need.
+//! and the address is put back up to 10 s later. In between, the Service of a cluster with one
+//! control-plane node would be empty. So berth keeps an EndpointSlice for the node meanwhile, by
+//! the rule of the shims' slices ([`berth_keeper::rule`]) and with the operator's credentials,
+//! which the running cluster does not need.
 //!
 //! A slice left by a killed command is recognized by its node and boot, and for an upgrade also by
 //! the time of its last renewal. The next bridge or upgrade removes the slice, and so does any
 //! `berth bridge end`. An upgrade that is resumed soon takes over its own slice.
 
 use berth_cluster::client::none_if_missing;
-use berth_cluster::service::{self, Family, LOOK, MANAGER, RECONCILED};
+use berth_cluster::service::{self, FIELD_MANAGER, Family, READ_INTERVAL, RECONCILED_SLICE};
 use berth_cluster::{Client, Error, lease};
 use berth_keeper::rule::{Rule, SliceDecision, SliceObservation};
 use berth_manifest::wait::ask_until;
@@ -27,46 +27,51 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-/// Timeout of a request. After a timeout, another instance is asked.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Time limit of a request to an instance. After that, the next instance is asked.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Consequence for pods under a bridge if the Service cannot be kept.
+/// Message for the operator: what it means for pods if a bridge cannot keep the Service.
 pub const LOST: &str = "the Service kubernetes is not kept: on the only control-plane node, pods lose it while COMMAND restarts kube-apiserver";
 
-const NODES: &str = "/api/v1/nodes";
+const NODES_PATH: &str = "/api/v1/nodes";
 
-/// Label of a Node with the host's name, which may differ from the Node's name.
-const HOST_NAME: &str = "kubernetes.io/hostname";
+/// Label of a Node. The label's value is the host's name. The Node's own name may differ from the
+/// host's name.
+const HOST_NAME_LABEL: &str = "kubernetes.io/hostname";
 
-/// Maximum time until kube-apiserver lists an instance: a round of its reconciler, and a margin.
-const ROUND: Duration = Duration::from_secs(11);
+/// Longest time until kube-apiserver lists an instance in the Service: a round of its reconciler
+/// (10 s), and a margin.
+const RECONCILE_TIMEOUT: Duration = Duration::from_secs(11);
 
-/// Time between two checks of kube-apiserver's list.
-const AGAIN: Duration = Duration::from_millis(500);
+/// Time between two reads of the addresses that kube-apiserver lists.
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Maximum time for the API to remove a slice at the end.
-const WITHDRAWAL: Duration = Duration::from_secs(5);
+/// Time limit for removing the slice at the end.
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Annotations of a slice: its node, the node's boot, and the time of the last renewal.
-const NODE: &str = "berth/node";
-const BOOT: &str = "berth/boot-id";
-const RENEWED: &str = "berth/renewed";
+/// Annotations of berth's slices, with the node, the ID of the node's boot, and the time of the
+/// last renewal.
+const NODE_ANNOTATION: &str = "berth/node";
+const BOOT_ANNOTATION: &str = "berth/boot-id";
+const RENEWED_ANNOTATION: &str = "berth/renewed";
 
-/// Time between two renewals of a slice. Each renewal is an event for all kube-proxies.
-const RENEWAL: Duration = Duration::from_secs(60);
+/// Time between two renewals of a slice. It is long, because each renewal is an event for all
+/// kube-proxies.
+const RENEWAL_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Age of the last renewal from which a slice counts as left by a killed command. The clocks of two
-/// hosts may differ by minutes.
-const SILENT: Duration = Duration::from_secs(600);
+/// Time without a renewal after which a slice counts as left by a killed command. The time is long,
+/// because the clocks of two hosts may differ by minutes.
+const LEFTOVER_AGE: Duration = Duration::from_secs(600);
 
-/// Why the Service's state is unknown.
-pub const UNKNOWN: &str = "its EndpointSlices have not been read";
+/// Text for the time in which the state of the Service is not known yet.
+pub const NOT_READ: &str = "the EndpointSlices of the Service have not been read";
 
-/// True if the slice is in the Service; an error if the slice should be there and may not be.
+/// True if the slice is in the Service. An error if the slice should be in the Service, and may be
+/// missing.
 pub type SliceState = Result<bool, String>;
 
-/// The command that keeps a slice. The purpose is part of the slice's name: a node has at most one
-/// slice of a bridge and one of an upgrade.
+/// The command for which a slice is kept. The slice's name contains it, so a node has at most one
+/// slice for a bridge and one for an upgrade.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     Bridge,
@@ -76,7 +81,7 @@ pub enum Purpose {
 impl Purpose {
     const ALL: [Self; 2] = [Self::Bridge, Self::Upgrade];
 
-    fn prefix(self) -> &'static str {
+    fn slice_name_prefix(self) -> &'static str {
         match self {
             Self::Bridge => "berth-bridge-",
             Self::Upgrade => "berth-upgrade-",
@@ -84,18 +89,19 @@ impl Purpose {
     }
 }
 
-/// Says whether the node should have a slice, and why.
+/// A command's demand: whether the node should have a slice, and why.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Demand {
-    /// An instance of this node serves.
+    /// An instance of this node serves, so the node's address belongs into the Service.
     Serving,
-    /// No instance of this node serves, so the slice is removed if another node is in the Service.
+    /// No instance of this node serves. The slice is removed, unless the Service would then be
+    /// empty.
     NotServing,
-    /// The slice is needed only until kube-apiserver lists the node itself.
+    /// The command ends. The slice stays only until kube-apiserver itself lists the node.
     Ending,
 }
 
-/// Keeps a node's address in the Service.
+/// Keeps the address of a node in the Service `kubernetes`, by an EndpointSlice.
 #[derive(Debug, Clone)]
 pub struct ServiceKeeper {
     client: Client,
@@ -106,7 +112,7 @@ pub struct ServiceKeeper {
     address: SocketAddr,
 }
 
-/// Handle of a kept slice. The slice is removed when the handle is dropped.
+/// A slice that a task keeps in the Service. Dropping this value makes the task remove the slice.
 #[derive(Debug)]
 pub struct Keeping {
     name: String,
@@ -116,7 +122,7 @@ pub struct Keeping {
 }
 
 impl Keeping {
-    pub fn demand(&self, demand: Demand) {
+    pub fn set_demand(&self, demand: Demand) {
         self.demand
             .send_if_modified(|was| std::mem::replace(was, demand) != demand);
     }
@@ -125,35 +131,42 @@ impl Keeping {
         self.state.borrow().clone()
     }
 
-    /// Waits until kube-apiserver lists the node itself and the slice is removed, for `ROUND` at
-    /// most.
-    pub async fn hand_back(&mut self) {
-        self.demand(Demand::Ending);
-        let _ = timeout(ROUND, self.state.wait_for(|state| *state == Ok(false))).await;
+    /// Ends the keeping: waits until kube-apiserver itself lists the node and the slice is removed,
+    /// at most for `RECONCILE_TIMEOUT`.
+    pub async fn remove_slice_when_reconciled(&mut self) {
+        self.set_demand(Demand::Ending);
+        let _ = timeout(
+            RECONCILE_TIMEOUT,
+            self.state.wait_for(|state| *state == Ok(false)),
+        )
+        .await;
     }
 
-    /// Removes the slice.
+    /// Ends the keeping, and waits until the slice is removed.
     ///
     /// # Errors
     /// The slice's name, if the slice may still exist.
-    pub async fn end(self) -> Result<(), String> {
+    pub async fn stop_keeping_slice(self) -> Result<(), String> {
         let Self {
             name, demand, task, ..
         } = self;
         drop(demand);
-        timeout(WITHDRAWAL, task).await.map(drop).map_err(|_| name)
+        timeout(REMOVAL_TIMEOUT, task)
+            .await
+            .map(drop)
+            .map_err(|_| name)
     }
 }
 
 impl ServiceKeeper {
-    /// Uses the credentials of an operator's `client`.
+    /// Makes a keeper that sends its requests with the credentials of an operator's `client`.
     ///
     /// # Errors
     /// The boot id cannot be read.
     pub fn new(client: &Client, purpose: Purpose, address: SocketAddr) -> Result<Self, String> {
         let boot =
             clock::boot_id().map_err(|error| format!("the boot id cannot be read: {error}"))?;
-        let client = client.clone().with_patience(PATIENCE);
+        let client = client.clone().with_patience(REQUEST_TIMEOUT);
         Ok(Self {
             client,
             purpose,
@@ -163,51 +176,55 @@ impl ServiceKeeper {
         })
     }
 
-    /// Asks these instances instead of the kubeconfig's server.
+    /// Sends requests to these instances, instead of the kubeconfig's server.
     #[must_use]
-    pub fn at(mut self, instances: impl IntoIterator<Item = SocketAddr>) -> Self {
-        self.client = self.client.at(instances);
+    pub fn with_addresses(mut self, instances: impl IntoIterator<Item = SocketAddr>) -> Self {
+        self.client = self.client.with_addresses(instances);
         self
     }
 
-    /// Checks that the Service may be read and the slice written (as a dry run). The slice counts
-    /// only in an address family of the Service.
+    /// Checks that the Service can be read, and that the slice could be written (dry run). Also
+    /// checks that the Service has the address family of the slice, because other slices have no
+    /// effect.
     ///
     /// # Errors
     /// Reading or writing is forbidden, the address family is wrong, or the cluster does not
     /// answer.
-    pub async fn check(&self) -> Result<(), String> {
+    pub async fn check_access(&self) -> Result<(), String> {
         let (ip, text) = (self.address.ip(), |error: Error| error.to_string());
-        self.client.get(service::OF_SERVICE).await.map_err(text)?;
+        self.client
+            .get(service::SERVICE_SLICES)
+            .await
+            .map_err(text)?;
         let families =
-            service::Service::parse(&self.client.get(service::SERVICE).await.map_err(text)?)
+            service::Service::parse(&self.client.get(service::SERVICE_PATH).await.map_err(text)?)
                 .families;
-        if !families.contains(&Family::of(ip)) {
+        if !families.contains(&Family::of_address(ip)) {
             let families = families
                 .iter()
                 .map(|family| family.as_str())
                 .collect::<Vec<_>>()
                 .join(" and ");
             return Err(format!(
-                "the Service kubernetes has addresses of {families}, and the node's kube-apiserver advertises {ip}: give it \
-                 another with --advertise-address"
+                "the Service kubernetes has addresses of {families}, and the node's kube-apiserver advertises {ip}: give \
+                 kube-apiserver an address of the other family with --advertise-address"
             ));
         }
-        let slice = self.slice().await.map_err(text)?;
+        let slice = self.build_slice().await.map_err(text)?;
         self.client
-            .try_apply(&service::slice_path(&self.name()), MANAGER, &slice)
+            .try_apply(&service::slice_path(&self.name()), FIELD_MANAGER, &slice)
             .await
             .map_err(text)?;
         self.listed_addresses().await.map(drop).map_err(text)
     }
 
-    /// True if kube-apiserver lists the node. If the node is missing because an instance stopped a
-    /// moment ago, or if an API server does not answer at once, the question is repeated for
-    /// `ROUND`.
+    /// True if kube-apiserver lists the node in the Service. The node may be missing because an
+    /// instance stopped a moment ago, and an API server may not answer at once. So the question is
+    /// repeated for at most `RECONCILE_TIMEOUT`.
     ///
     /// # Errors
     /// The API cannot be asked.
-    pub async fn names_node(&self) -> Result<bool, Error> {
+    pub async fn service_names_node(&self) -> Result<bool, Error> {
         let ask = async || {
             self.listed_addresses()
                 .await
@@ -217,47 +234,54 @@ impl ServiceKeeper {
             Ok(named) => *named,
             Err(error) => error.status().is_some(),
         };
-        ask_until(ROUND, AGAIN, ask, counts).await
+        ask_until(RECONCILE_TIMEOUT, CHECK_INTERVAL, ask, counts).await
     }
 
-    /// The addresses in the slice that kube-apiserver keeps.
+    /// Returns the addresses in the slice that kube-apiserver writes.
     async fn listed_addresses(&self) -> Result<Vec<IpAddr>, Error> {
-        let slice = none_if_missing(self.client.get(RECONCILED).await)?.unwrap_or_default();
+        let slice = none_if_missing(self.client.get(RECONCILED_SLICE).await)?.unwrap_or_default();
         Ok(service::slice_addresses(&slice).collect())
     }
 
-    /// Keeps a slice as demanded. Before an instance serves, there is no slice.
+    /// Starts a task that keeps a slice as [`Keeping::set_demand`] says. There is no slice until an
+    /// instance serves.
     #[must_use]
-    pub fn start(self) -> Keeping {
+    pub fn start_keeping_slice(self) -> Keeping {
         let (demand, demanded) = watch::channel(Demand::Ending);
-        let (sender, state) = watch::channel(Err(UNKNOWN.into()));
+        let (sender, state) = watch::channel(Err(NOT_READ.into()));
         Keeping {
             name: self.name(),
             demand,
             state,
-            task: tokio::spawn(self.keep(demanded, sender)),
+            task: tokio::spawn(self.keep_slice(demanded, sender)),
         }
     }
 
-    /// Keeps the slice until the sender of `demanded` is dropped, and then removes the slice in any
-    /// case.
-    async fn keep(self, mut demanded: watch::Receiver<Demand>, state: watch::Sender<SliceState>) {
+    /// Keeps the slice until the sender of `demanded` is dropped. Then removes the slice, whatever
+    /// the last demand was.
+    async fn keep_slice(
+        self,
+        mut demanded: watch::Receiver<Demand>,
+        state: watch::Sender<SliceState>,
+    ) {
         let mut rule = Rule::default();
-        // The Service is not read before an instance serves.
+        // Do not read the Service before an instance of this node serves.
         let mut reads_service = false;
-        // `tried` is true if the slice may exist: a write without an answer may have been carried
-        // out, and a resumed upgrade may have a slice from before.
+        // `there` is true if the slice is known to be in the Service. `tried` is true if the slice
+        // may exist: a write without an answer may have been carried out, and a resumed upgrade may
+        // have a slice from before.
         let (mut there, mut tried) = (false, self.purpose == Purpose::Upgrade);
-        // Time of the last apply. Afterwards, someone else may have removed the slice.
+        // Time at which the slice was last applied. Someone else may have removed it since.
         let mut applied: Option<Instant> = None;
         let mut in_trouble = false;
         loop {
             let demand = *demanded.borrow_and_update();
             if demand == Demand::Serving && !reads_service {
-                // A resumed upgrade goes on with its own slice.
+                // An upgrade that is resumed goes on with the slice that it had, so it must not be
+                // swept away.
                 let own = Some(&*self.node).filter(|_| self.purpose == Purpose::Bridge);
                 if let Err(error) = sweep_slices(&self.client, own).await {
-                    tracing::info!(%error, "EndpointSlices left in the Service kubernetes by earlier commands were not looked for");
+                    tracing::info!(%error, "cannot look for EndpointSlices that earlier commands left in the Service kubernetes");
                 }
                 reads_service = true;
             }
@@ -267,11 +291,11 @@ impl ServiceKeeper {
                         .listed_addresses()
                         .await
                         .map_err(|error| error.to_string()),
-                    false => Err(UNKNOWN.into()),
+                    false => Err(NOT_READ.into()),
                 }
             };
             let addresses = tokio::select! {
-                // The loop reads the new demand.
+                // The next round of the loop reads the new demand.
                 changed = demanded.changed() => if changed.is_ok() { continue } else { break },
                 addresses = read => addresses,
             };
@@ -283,8 +307,8 @@ impl ServiceKeeper {
                 .ok()
                 .map(|all| all.iter().any(|ip| *ip != self.address.ip()));
             let phase = match demand {
-                // Removal of the slice while no other node is listed would leave the Service empty.
-                // One bad sample is not enough reason for an empty Service.
+                // Without another node, removing the slice would leave the Service empty. This node
+                // may not serve only for a moment, so the slice stays.
                 Demand::NotServing if others == Some(true) => Phase::Refusing,
                 Demand::NotServing => Phase::Waiting,
                 Demand::Serving | Demand::Ending => Phase::Joined,
@@ -297,15 +321,17 @@ impl ServiceKeeper {
             };
             let brought = match rule.decide(clock::read_boottime().unwrap_or_default(), sight) {
                 SliceDecision::Present
-                    if there && applied.is_some_and(|at| at.elapsed() < lease::RENEWAL) =>
+                    if there
+                        && applied.is_some_and(|at| at.elapsed() < lease::RENEWAL_INTERVAL) =>
                 {
                     Ok(true)
                 }
                 SliceDecision::Present => {
                     (tried, applied) = (true, Some(Instant::now()));
-                    self.apply().await.map(|()| true)
+                    self.apply_slice().await.map(|()| true)
                 }
-                // At the end, the slice stays until kube-apiserver lists the node itself.
+                // When the command ends, the slice stays until kube-apiserver itself lists the
+                // node.
                 SliceDecision::Absent if tried && (demand != Demand::Ending || named) => {
                     remove_slice(&self.client, &self.name()).await.map(|()| {
                         tried = false;
@@ -316,7 +342,7 @@ impl ServiceKeeper {
             };
             let is = match (&brought, addresses) {
                 (Err(error), _) => Err(error.to_string()),
-                // If the addresses cannot be read, a state that is known already stays as it is.
+                // Reading the addresses failed. If the state was known before, it stays as it is.
                 (Ok(_), Err(why)) if state.borrow().is_err() => Err(why),
                 (Ok(is), _) => Ok(*is),
             };
@@ -330,7 +356,8 @@ impl ServiceKeeper {
                     in_trouble = false;
                 }
                 Err(error) => {
-                    // An upgrade prints a lasting error itself.
+                    // A bridge logs the error here. An upgrade prints an error that lasts by
+                    // itself.
                     if self.purpose == Purpose::Bridge && !std::mem::replace(&mut in_trouble, true)
                     {
                         tracing::warn!(
@@ -343,7 +370,7 @@ impl ServiceKeeper {
             }
             tokio::select! {
                 changed = demanded.changed() => if changed.is_err() { break },
-                () = sleep(LOOK) => {}
+                () = sleep(READ_INTERVAL) => {}
             }
         }
         if tried && let Err(error) = remove_slice(&self.client, &self.name()).await {
@@ -351,7 +378,7 @@ impl ServiceKeeper {
                 code = %explained::SLICE_STAYS,
                 %error,
                 slice = self.name(),
-                "the slice stays in the Service kubernetes: remove it"
+                "the slice stays in the Service kubernetes: remove the slice"
             );
         }
     }
@@ -359,42 +386,44 @@ impl ServiceKeeper {
     fn name(&self) -> String {
         format!(
             "{}{}-{}",
-            self.purpose.prefix(),
+            self.purpose.slice_name_prefix(),
             self.node,
-            Family::of(self.address.ip()).as_str().to_ascii_lowercase()
+            Family::of_address(self.address.ip())
+                .as_str()
+                .to_ascii_lowercase()
         )
     }
 
-    async fn apply(&self) -> Result<(), Error> {
+    async fn apply_slice(&self) -> Result<(), Error> {
         self.client
             .apply(
                 &service::slice_path(&self.name()),
-                MANAGER,
-                &self.slice().await?,
+                FIELD_MANAGER,
+                &self.build_slice().await?,
             )
             .await
             .map(drop)
     }
 
-    async fn slice(&self) -> Result<Value, Error> {
+    async fn build_slice(&self) -> Result<Value, Error> {
         let port_name =
-            service::Service::parse(&self.client.get(service::SERVICE).await?).port_name;
+            service::Service::parse(&self.client.get(service::SERVICE_PATH).await?).port_name;
         let mut slice = service::build_slice(&self.node, self.address, &port_name);
         slice["metadata"]["name"] = self.name().into();
-        slice["metadata"]["annotations"] =
-            json!({NODE: self.node, BOOT: self.boot, RENEWED: renewal_time()});
+        slice["metadata"]["annotations"] = json!({NODE_ANNOTATION: self.node, BOOT_ANNOTATION: self.boot, RENEWED_ANNOTATION: renewal_time()});
         Ok(slice)
     }
 }
 
-/// The time of the last due renewal: the current time, rounded down to a multiple of `RENEWAL`.
+/// Returns the time at which a renewal was last due, which is a multiple of `RENEWAL_INTERVAL`. So
+/// slices that are applied in between do not change.
 fn renewal_time() -> String {
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default()
         .as_secs();
     humantime::format_rfc3339_seconds(
-        UNIX_EPOCH + Duration::from_secs(now - now % RENEWAL.as_secs()),
+        UNIX_EPOCH + Duration::from_secs(now - now % RENEWAL_INTERVAL.as_secs()),
     )
     .to_string()
 }
@@ -403,8 +432,8 @@ async fn remove_slice(client: &Client, name: &str) -> Result<(), Error> {
     none_if_missing(client.delete(&service::slice_path(name)).await).map(drop)
 }
 
-/// Removes the slices of bridges and upgrades that have ended, and returns their names. `own` is
-/// this node's name, if no bridge runs on the node.
+/// Removes the slices that bridges and upgrades have left, and returns the slices' names. `own` is
+/// this node's name if no bridge runs on this node, otherwise `None`.
 ///
 /// # Errors
 /// The cluster does not answer, or does not allow the removal.
@@ -420,12 +449,12 @@ pub async fn sweep_slices(client: &Client, own: Option<&str>) -> Result<Vec<Stri
     Ok(removed)
 }
 
-/// Names of the slices of bridges and upgrades that have ended. A slice is left over in three
+/// Returns the names of slices that bridges and upgrades have left. A slice counts as left in three
 /// cases:
 ///
 /// - The node `own`, on which no bridge runs, has a bridge's slice.
-/// - No node of the cluster runs the slice's boot. If the host is no Node of the cluster, its boot
-///   is unknown, so the slice must also be silent (not renewed for `SILENT`).
+/// - No node of the cluster has the boot ID of the slice. If the host is no Node of the cluster,
+///   its boot is unknown, so the slice must also be silent (not renewed for `SILENT`).
 /// - An upgrade's slice is silent, whatever its boot. The upgrade's process may be on another node
 ///   and cannot be asked; a running upgrade applies its slice again.
 ///
@@ -433,14 +462,14 @@ pub async fn sweep_slices(client: &Client, own: Option<&str>) -> Result<Vec<Stri
 /// The cluster cannot be asked.
 pub async fn leftover_slices(client: &Client, own: Option<&str>) -> Result<Vec<String>, Error> {
     let items = |list: &Value| list["items"].as_array().cloned().unwrap_or_default();
-    let slices = items(&client.get(service::OF_SERVICE).await?);
+    let slices = items(&client.get(service::SERVICE_SLICES).await?);
     let kept: Vec<_> = slices.iter().filter_map(KeptSlice::parse).collect();
     if kept.is_empty() {
         return Ok(Vec::new());
     }
-    // Nodes are matched by boot id, since a node's name in the cluster may differ from its host
-    // name.
-    let nodes = items(&client.get(NODES).await?);
+    // Compare boot IDs, because a node's name in the cluster may differ from the host name in the
+    // slice.
+    let nodes = items(&client.get(NODES_PATH).await?);
     let booted = |boot: &str| {
         nodes
             .iter()
@@ -450,20 +479,20 @@ pub async fn leftover_slices(client: &Client, own: Option<&str>) -> Result<Vec<S
         let names = |node: &Value| {
             [
                 node["metadata"]["name"].clone(),
-                node["metadata"]["labels"][HOST_NAME].clone(),
+                node["metadata"]["labels"][HOST_NAME_LABEL].clone(),
             ]
         };
         nodes.iter().flat_map(names).any(|other| other == name)
     };
     let ended = kept.into_iter().filter(|slice| {
-        let is_own = own == Some(slice.node) && slice.is_of(Purpose::Bridge);
-        let is_gone = !booted(slice.boot) && (is_node(slice.node) || slice.is_silent());
-        is_own || is_gone || (slice.is_of(Purpose::Upgrade) && slice.is_silent())
+        let is_own = own == Some(slice.node) && slice.has_purpose(Purpose::Bridge);
+        let is_gone = !booted(slice.boot) && (is_node(slice.node) || slice.is_renewal_overdue());
+        is_own || is_gone || (slice.has_purpose(Purpose::Upgrade) && slice.is_renewal_overdue())
     });
     Ok(ended.map(|slice| slice.name.to_owned()).collect())
 }
 
-/// A slice that a bridge or an upgrade keeps.
+/// A slice of the Service that a bridge or an upgrade made, as its annotations describe it.
 struct KeptSlice<'a> {
     name: &'a str,
     node: &'a str,
@@ -477,27 +506,27 @@ impl<'a> KeptSlice<'a> {
         let is_ours = |name: &&str| {
             Purpose::ALL
                 .iter()
-                .any(|purpose| name.starts_with(purpose.prefix()))
+                .any(|purpose| name.starts_with(purpose.slice_name_prefix()))
         };
         let name = meta["name"].as_str().filter(is_ours)?;
         let annotation = |name: &str| meta["annotations"][name].as_str();
         Some(Self {
             name,
-            node: annotation(NODE)?,
-            boot: annotation(BOOT)?,
-            renewed: annotation(RENEWED),
+            node: annotation(NODE_ANNOTATION)?,
+            boot: annotation(BOOT_ANNOTATION)?,
+            renewed: annotation(RENEWED_ANNOTATION),
         })
     }
 
-    fn is_of(&self, purpose: Purpose) -> bool {
-        self.name.starts_with(purpose.prefix())
+    fn has_purpose(&self, purpose: Purpose) -> bool {
+        self.name.starts_with(purpose.slice_name_prefix())
     }
 
-    fn is_silent(&self) -> bool {
+    fn is_renewal_overdue(&self) -> bool {
         let renewed = self
             .renewed
             .and_then(|time| humantime::parse_rfc3339(time).ok());
-        renewed.is_none_or(|renewed| renewed.elapsed().is_ok_and(|age| age >= SILENT))
+        renewed.is_none_or(|renewed| renewed.elapsed().is_ok_and(|age| age >= LEFTOVER_AGE))
     }
 }
 
@@ -509,7 +538,8 @@ mod tests {
 
     const IP: &str = "10.0.0.5";
 
-    /// A cluster with these addresses in the slice that kube-apiserver keeps.
+    /// Starts a simulated cluster. kube-apiserver's slice has the addresses `named`, and berth's
+    /// slices are `items`.
     async fn start_cluster(
         named: &[&str],
         items: Vec<Value>,
@@ -517,10 +547,10 @@ mod tests {
         let objects = Objects::default();
         let reconciled =
             json!({"metadata": {"name": "kubernetes"}, "endpoints": [{"addresses": named}]});
-        objects.set(RECONCILED, Some(reconciled));
-        objects.set(service::SLICES, Some(json!({"items": items})));
+        objects.set(RECONCILED_SLICE, Some(reconciled));
+        objects.set(service::SLICES_PATH, Some(json!({"items": items})));
         objects.set(
-            service::SERVICE,
+            service::SERVICE_PATH,
             Some(json!({"spec": {"ports": [{"name": "https"}]}})),
         );
         let answers = objects.clone();
@@ -537,26 +567,27 @@ mod tests {
         (objects, keeper, server.asked)
     }
 
-    /// Keeps the slice of a node that serves.
-    fn start_serving(keeper: ServiceKeeper) -> Keeping {
-        let keeping = keeper.start();
-        keeping.demand(Demand::Serving);
+    /// Starts to keep the slice, with the demand of a node that serves.
+    fn start_keeper_with_demand(keeper: ServiceKeeper) -> Keeping {
+        let keeping = keeper.start_keeping_slice();
+        keeping.set_demand(Demand::Serving);
         keeping
     }
 
-    async fn end_keeping(keeping: Keeping) {
+    async fn stop_keeper_task(keeping: Keeping) {
         drop(keeping.demand);
         keeping.task.await.unwrap();
     }
 
-    /// The slice of a killed bridge. `age` is the time since its last renewal, if known.
-    fn slice(node: &str, boot: &str, age: Option<Duration>) -> Value {
+    /// Makes the slice that a killed bridge has left. `age` is the time since its last renewal, if
+    /// it was ever renewed.
+    fn make_slice(node: &str, boot: &str, age: Option<Duration>) -> Value {
         let mut slice = service::build_slice(node, "10.0.0.9:6443".parse().unwrap(), "https");
         slice["metadata"]["name"] = format!("berth-bridge-{node}-ipv4").into();
-        slice["metadata"]["annotations"] = json!({NODE: node, BOOT: boot});
+        slice["metadata"]["annotations"] = json!({NODE_ANNOTATION: node, BOOT_ANNOTATION: boot});
         if let Some(age) = age {
             let time = humantime::format_rfc3339_seconds(SystemTime::now() - age);
-            slice["metadata"]["annotations"][RENEWED] = time.to_string().into();
+            slice["metadata"]["annotations"][RENEWED_ANNOTATION] = time.to_string().into();
         }
         slice
     }
@@ -565,7 +596,7 @@ mod tests {
     async fn the_only_node_is_named_until_the_bridge_is_over() {
         let (objects, keeper, _asked) = start_cluster(&[], Vec::new()).await;
         let path = service::slice_path(&keeper.name());
-        let mut keeping = start_serving(keeper);
+        let mut keeping = start_keeper_with_demand(keeper);
         keeping
             .state
             .wait_for(|state| *state == Ok(true))
@@ -578,7 +609,7 @@ mod tests {
         );
         let annotations = &there["metadata"]["annotations"];
         assert_eq!(
-            (&annotations[NODE], &annotations[BOOT]),
+            (&annotations[NODE_ANNOTATION], &annotations[BOOT_ANNOTATION]),
             (&json!("cp-1"), &json!("b"))
         );
         let time =
@@ -588,10 +619,10 @@ mod tests {
                 .is_ok_and(|age| age < Duration::from_secs(600)),
             "{annotations}"
         );
-        // kube-apiserver does not list the node yet, so no removal is requested before the bridge
+        // kube-apiserver does not list the node yet, so the slice is removed only after the bridge
         // has ended.
-        keeping.demand(Demand::Ending);
-        end_keeping(keeping).await;
+        keeping.set_demand(Demand::Ending);
+        stop_keeper_task(keeping).await;
         assert_eq!(objects.get(&path), None);
     }
 
@@ -602,19 +633,15 @@ mod tests {
             address: "[fd00::5]:6443".parse().unwrap(),
             ..keeper
         };
-        // kube-proxy ignores slices of an address family that the Service does not have.
-        let why = keeper.check().await.unwrap_err();
-        assert!(
-            why.contains("has addresses of IPv4, and") && why.contains("fd00::5: give it"),
-            "{why}"
-        );
+        // The Service has IPv4 only. kube-proxy would ignore an IPv6 slice, so the check fails.
+        keeper.check_access().await.unwrap_err();
         let ports = json!([{"name": "https"}]);
         objects.set(
-            service::SERVICE,
+            service::SERVICE_PATH,
             Some(json!({"spec": {"ipFamilies": ["IPv6", "IPv4"], "ports": ports}})),
         );
-        keeper.check().await.unwrap();
-        let mut keeping = start_serving(keeper);
+        keeper.check_access().await.unwrap();
+        let mut keeping = start_keeper_with_demand(keeper);
         keeping
             .state
             .wait_for(|state| *state == Ok(true))
@@ -633,7 +660,7 @@ mod tests {
     #[tokio::test]
     async fn check_tries_the_write_as_a_dry_run() {
         let (objects, keeper, mut asked) = start_cluster(&[], Vec::new()).await;
-        keeper.check().await.unwrap();
+        keeper.check_access().await.unwrap();
         assert_eq!(objects.get(&service::slice_path(&keeper.name())), None);
         let mut tried = std::iter::from_fn(|| asked.try_recv().ok());
         assert!(
@@ -642,11 +669,10 @@ mod tests {
         );
     }
 
-    /// If a request is forbidden, the Service stays as it is, and the operator has to know the
-    /// reason.
+    /// A request is forbidden, so the Service stays as it is. The operator has to learn the reason.
     #[tokio::test]
     async fn an_operator_who_may_not_write_or_not_read_is_told() {
-        for refused in ["PATCH /", RECONCILED] {
+        for refused in ["PATCH /", RECONCILED_SLICE] {
             let (objects, keeper, _asked) = start_cluster(&[], Vec::new()).await;
             let server = serve_with(move |request| match request.contains(refused) {
                 true => format_answer(
@@ -661,10 +687,10 @@ mod tests {
             };
             let is_told = |why: &String| why.contains("endpointslices is forbidden");
             assert!(
-                keeper.check().await.is_err_and(|why| is_told(&why)),
+                keeper.check_access().await.is_err_and(|why| is_told(&why)),
                 "{refused}"
             );
-            start_serving(keeper)
+            start_keeper_with_demand(keeper)
                 .state
                 .wait_for(|state| state.as_ref().is_err_and(is_told))
                 .await
@@ -672,7 +698,7 @@ mod tests {
         }
     }
 
-    /// Other nodes serve, so a node that does not serve must not be in the Service.
+    /// The Service lists another node, so a node that does not serve must be removed from it.
     #[tokio::test]
     async fn a_node_that_serves_nothing_is_taken_out() {
         let (objects, keeper, _asked) = start_cluster(&["10.0.0.6"], Vec::new()).await;
@@ -681,12 +707,12 @@ mod tests {
             ..keeper
         };
         let path = service::slice_path(&keeper.name());
-        // The slice exists already, as for a resumed upgrade.
-        objects.set(&path, Some(keeper.slice().await.unwrap()));
-        let mut keeping = start_serving(keeper);
+        // The slice exists from before, as it does for an upgrade that is resumed.
+        objects.set(&path, Some(keeper.build_slice().await.unwrap()));
+        let mut keeping = start_keeper_with_demand(keeper);
         keeping.state.wait_for(SliceState::is_ok).await.unwrap();
         assert!(objects.get(&path).is_some());
-        keeping.demand(Demand::NotServing);
+        keeping.set_demand(Demand::NotServing);
         while objects.get(&path).is_some() {
             sleep(Duration::from_millis(1)).await;
         }
@@ -696,13 +722,13 @@ mod tests {
     async fn the_only_node_stays_named_when_it_serves_nothing() {
         let (objects, keeper, _asked) = start_cluster(&[], Vec::new()).await;
         let path = service::slice_path(&keeper.name());
-        let mut keeping = start_serving(keeper);
+        let mut keeping = start_keeper_with_demand(keeper);
         keeping
             .state
             .wait_for(|state| *state == Ok(true))
             .await
             .unwrap();
-        keeping.demand(Demand::NotServing);
+        keeping.set_demand(Demand::NotServing);
         let out = timeout(
             Duration::from_millis(200),
             keeping.state.wait_for(|state| *state != Ok(true)),
@@ -725,9 +751,9 @@ mod tests {
             client: Client::new(&server.access).unwrap(),
             ..keeper
         };
-        assert!(keeper.names_node().await.unwrap());
+        assert!(keeper.service_names_node().await.unwrap());
         assert_eq!(
-            keeper.names_node().await.unwrap_err().status(),
+            keeper.service_names_node().await.unwrap_err().status(),
             Some(hyper::StatusCode::FORBIDDEN)
         );
     }
@@ -736,9 +762,9 @@ mod tests {
     async fn no_slice_is_kept_if_other_nodes_serve() {
         let (objects, keeper, mut asked) = start_cluster(&["10.0.0.6"], Vec::new()).await;
         let path = service::slice_path(&keeper.name());
-        let mut keeping = start_serving(keeper);
+        let mut keeping = start_keeper_with_demand(keeper);
         keeping.state.wait_for(SliceState::is_ok).await.unwrap();
-        end_keeping(keeping).await;
+        stop_keeper_task(keeping).await;
         assert_eq!(objects.get(&path), None);
         while let Ok((request, _)) = asked.try_recv() {
             assert!(!request.starts_with("PATCH"), "{request}");
@@ -748,31 +774,31 @@ mod tests {
     #[tokio::test]
     async fn slices_of_ended_bridges_and_upgrades_are_found() {
         let [short, long] = [2, 20].map(|minutes| Some(Duration::from_secs(minutes * 60)));
-        let mut nameless = slice("x", "b", None);
-        nameless["metadata"]["annotations"] = json!({NODE: "x"});
-        // An upgrade's slice, on a node that has not booted since.
+        let mut nameless = make_slice("x", "b", None);
+        nameless["metadata"]["annotations"] = json!({NODE_ANNOTATION: "x"});
+        // Makes the slice of an upgrade. Its node has not booted since.
         let upgrade = |node: &str, age| {
-            let mut slice = slice(node, "3", age);
+            let mut slice = make_slice(node, "3", age);
             slice["metadata"]["name"] = format!("berth-upgrade-{node}-ipv4").into();
             slice
         };
         let all = vec![
-            slice("own", "1", None),
-            slice("booted", "2", None),
-            slice("bridged", "3", None),
-            slice("gone", "4", None),
+            make_slice("own", "1", None),
+            make_slice("booted", "2", None),
+            make_slice("bridged", "3", None),
+            make_slice("gone", "4", None),
             nameless,
-            // Two hosts that are no Node of the cluster, and one host that is a Node.
-            slice("no-node", "5", short),
-            slice("silent", "5", long),
-            slice("a-node", "5", short),
+            // Slices of two hosts that are no Node of the cluster, and of one host that is.
+            make_slice("no-node", "5", short),
+            make_slice("silent", "5", long),
+            make_slice("a-node", "5", short),
             upgrade("running", short),
             upgrade("killed", long),
         ];
         let (objects, keeper, _) = start_cluster(&[], all).await;
         let node = |boot| json!({"metadata": {"name": "a-node"}, "status": {"nodeInfo": {"bootID": boot}}});
         objects.set(
-            NODES,
+            NODES_PATH,
             Some(json!({"items": [node("1"), node("later"), node("3")]})),
         );
         let names = |nodes: &[&str]| {

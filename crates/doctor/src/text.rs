@@ -6,10 +6,10 @@ use serde::Serialize;
 use std::fmt::Write as _;
 use std::io::Write as _;
 
-/// Version of the JSON form. Added fields and checks do not change the version.
+/// Version of the JSON form. New fields and new checks do not change the version.
 const VERSION: u32 = 1;
 
-/// The findings as text, with the counts on the last line.
+/// Formats the findings as text. The last line counts errors and warnings.
 pub fn render_text(name: &str, findings: &[Finding], color: bool) -> String {
     let mut out = String::new();
     for Finding {
@@ -47,7 +47,8 @@ pub fn render_text(name: &str, findings: &[Finding], color: bool) -> String {
     out
 }
 
-/// Prints the findings before a command changes the node.
+/// Prints the findings, before a command changes the node, and refuses the command if one is an
+/// error.
 ///
 /// # Errors
 /// A finding is an error, and `ignore_errors` does not name its check.
@@ -66,19 +67,19 @@ pub fn refuse_errors(
     }
     let _ = writeln!(
         std::io::stderr(),
-        "berth: nothing was changed: fix the errors above first; --ignore-errors makes warnings of them"
+        "berth: nothing was changed: fix the errors above first; --ignore-errors turns errors into warnings"
     );
     Err(Refusal::Errors)
 }
 
-/// The findings as one JSON object.
+/// Formats the findings as one JSON object.
 pub fn render_json(findings: &[Finding]) -> String {
     #[derive(Serialize)]
     struct Document<'a> {
         version: u32,
         findings: &'a [Finding],
     }
-    // Serialization of the findings cannot fail.
+    // The findings contain only texts and numbers, so serializing them cannot fail.
     serde_json::to_string_pretty(&Document {
         version: VERSION,
         findings,
@@ -95,8 +96,8 @@ fn format_summary(findings: &[Finding]) -> String {
             .count()
     };
     let bad = [
-        count_of(count(Severity::Error), "error", "errors"),
-        count_of(count(Severity::Warning), "warning", "warnings"),
+        format_count(count(Severity::Error), "error", "errors"),
+        format_count(count(Severity::Warning), "warning", "warnings"),
     ];
     let bad: Vec<_> = bad.into_iter().flatten().collect();
     if bad.is_empty() {
@@ -106,8 +107,8 @@ fn format_summary(findings: &[Finding]) -> String {
     }
 }
 
-/// A count with its noun. `None` if the count is zero.
-fn count_of(count: usize, one: &str, many: &str) -> Option<String> {
+/// Formats a count with its noun. `None` if the count is zero.
+fn format_count(count: usize, one: &str, many: &str) -> Option<String> {
     match count {
         0 => None,
         1 => Some(format!("1 {one}")),
@@ -123,7 +124,8 @@ fn severity_style(severity: Severity) -> &'static str {
     }
 }
 
-/// Text from files and the system, without control characters that would affect the terminal.
+/// Replaces control characters, which would affect the terminal, in a text from files or the
+/// system.
 fn make_printable(text: &str) -> String {
     berth_os::strip_error_numbers(text.replace(char::is_control, "\u{fffd}"))
 }
@@ -136,8 +138,8 @@ mod tests {
     #[test]
     fn the_sum_is_last_and_nothing_steers_the_terminal() {
         let findings = [
-            UID_MISMATCH.at("a.yaml:7", "other\x1b[2J", "the same"),
-            PRE_STOP.at("a.yaml:9", "little", "more"),
+            UID_MISMATCH.make_finding("a.yaml:7", "other\x1b[2J", "the same"),
+            PRE_STOP.make_finding("a.yaml:9", "little", "more"),
         ];
         insta::assert_snapshot!(render_text("a.yaml", &findings, false), @r"
         error[uid-mismatch]: other�[2J

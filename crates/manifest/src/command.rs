@@ -49,12 +49,12 @@ pub const AUDIT_LOG: &str = "--audit-log-path";
 pub fn audit_log(argv: &[OsString]) -> Option<PathBuf> {
     args::flag_value(argv, AUDIT_LOG)
         .map(PathBuf::from)
-        .filter(|path| is_file(path))
+        .filter(|path| names_regular_file(path))
 }
 
 /// True if a path names a regular file. False for an empty path, standard output (`-`), and devices
 /// such as /dev/stdout that are different in each process.
-pub(crate) fn is_file(path: &Path) -> bool {
+pub(crate) fn names_regular_file(path: &Path) -> bool {
     let device =
         (path.starts_with("/dev") && !path.starts_with("/dev/shm")) || path.starts_with("/proc");
     !device && path != "-" && path != ""

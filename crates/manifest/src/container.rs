@@ -21,7 +21,7 @@ pub fn exec_words(hook: &YamlNode) -> Vec<&str> {
 /// value again and again.
 const MAX_EXPANDED: usize = 4096;
 
-/// The variables of a container with known values.
+/// A container's environment variables, as far as their values are known.
 #[derive(Debug, Default)]
 pub struct Environment<'a>(HashMap<&'a str, String>);
 
@@ -71,7 +71,7 @@ impl<'a> Container<'a> {
     }
 
     pub fn name(self) -> &'a str {
-        self.node.text_of("name").unwrap_or_default()
+        self.node.get_text("name").unwrap_or_default()
     }
 
     /// True if the container runs berth. The command decides. A container without a command runs
@@ -97,7 +97,7 @@ impl<'a> Container<'a> {
         let all = self.node.list("env");
         all.iter()
             .rev()
-            .find(|variable| variable.text_of("name") == Some(name))
+            .find(|variable| variable.get_text("name") == Some(name))
     }
 
     /// The container's environment. References to earlier variables are expanded. `field` returns
@@ -105,15 +105,15 @@ impl<'a> Container<'a> {
     pub fn environment(self, field: impl Fn(&str) -> Option<String>) -> Environment<'a> {
         let mut known = Environment::default();
         for variable in self.node.list("env") {
-            let Some(name) = variable.text_of("name") else {
+            let Some(name) = variable.get_text("name") else {
                 continue;
             };
             let value = match variable.get("valueFrom") {
                 Some(from) => from
-                    .at(&["fieldRef", "fieldPath"])
+                    .find_path(&["fieldRef", "fieldPath"])
                     .and_then(YamlNode::text)
                     .and_then(&field),
-                None => Some(known.expand(variable.text_of("value").unwrap_or_default())),
+                None => Some(known.expand(variable.get_text("value").unwrap_or_default())),
             };
             match value {
                 Some(value) => drop(known.0.insert(name, value)),
@@ -124,17 +124,17 @@ impl<'a> Container<'a> {
     }
 
     /// A field of the container's security context or, if the field is missing there, of the pod's.
-    pub fn security(self, field: &str) -> Option<&'a YamlNode> {
-        let own = self.node.at(&["securityContext", field]);
-        own.or_else(|| self.pod.at(&["securityContext", field]))
+    pub fn security_field(self, field: &str) -> Option<&'a YamlNode> {
+        let own = self.node.find_path(&["securityContext", field]);
+        own.or_else(|| self.pod.find_path(&["securityContext", field]))
     }
 
     /// The volume mount that contains a file: the mount with the longest path.
-    pub fn mount_of(self, file: &str) -> Option<&'a YamlNode> {
+    pub fn find_mount(self, file: &str) -> Option<&'a YamlNode> {
         let mounts = self.node.list("volumeMounts");
         let path = |mount: &YamlNode| {
             mount
-                .text_of("mountPath")
+                .get_text("mountPath")
                 .unwrap_or_default()
                 .trim_end_matches('/')
                 .to_owned()
@@ -152,16 +152,16 @@ impl<'a> Container<'a> {
     }
 
     /// The volume behind a mount.
-    pub fn volume_of(self, mount: &YamlNode) -> Option<&'a YamlNode> {
-        let name = mount.text_of("name")?;
-        Some(self.pod.get("volumes")?.named(name)?.1)
+    pub fn find_volume(self, mount: &YamlNode) -> Option<&'a YamlNode> {
+        let name = mount.get_text("name")?;
+        Some(self.pod.get("volumes")?.find_named(name)?.1)
     }
 
     /// Maps a path in the container to a path on the node. `None` if the path is in no hostPath.
-    pub fn on_node(self, path: &str) -> Option<String> {
-        let mount = self.mount_of(path)?;
-        let field = |node: &YamlNode, key: &str| node.text_of(key).map(ToOwned::to_owned);
-        let base = field(self.volume_of(mount)?.get("hostPath")?, "path")?;
+    pub fn path_on_node(self, path: &str) -> Option<String> {
+        let mount = self.find_mount(path)?;
+        let field = |node: &YamlNode, key: &str| node.get_text(key).map(ToOwned::to_owned);
+        let base = field(self.find_volume(mount)?.get("hostPath")?, "path")?;
         let within = field(mount, "subPath").unwrap_or_default();
         let rest = path.strip_prefix(field(mount, "mountPath")?.trim_end_matches('/'))?;
         let whole: PathBuf = Path::new(&base)

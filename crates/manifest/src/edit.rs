@@ -8,7 +8,7 @@ use std::fmt;
 use std::ops::Range;
 
 /// Prefix of the comments that berth writes and eject removes.
-pub(super) const COMMENT: &str = "# berth: ";
+pub(super) const COMMENT_PREFIX: &str = "# berth: ";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Edit {
@@ -17,7 +17,7 @@ pub struct Edit {
     pub change: Change,
     /// The reason for the change: a sentence without a full stop.
     pub reason: String,
-    /// True if a change that removes something leaves the reason in the file as a comment.
+    /// True if a value that is removed leaves a comment with the reason in the file.
     pub comment: bool,
 }
 
@@ -27,7 +27,7 @@ impl fmt::Display for Edit {
     }
 }
 
-/// A change of a value.
+/// The change that an edit makes to the value at its path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
     /// Sets the value, and creates missing parents.
@@ -40,7 +40,7 @@ pub enum Change {
     Append(Vec<Value>),
 }
 
-/// The path to a value.
+/// The path to a value in a YAML document, step by step.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Path(pub Vec<Step>);
 
@@ -102,7 +102,7 @@ pub fn apply_edits(text: &str, document: usize, edits: &[Edit]) -> Result<String
     let Some(style) = documents.get(document).map(Style::of) else {
         return Ok(text);
     };
-    plain::check(&text, &documents[document])?;
+    plain::check_plain(&text, &documents[document])?;
     let values = |documents: &[YamlNode]| documents.iter().map(YamlNode::value).collect::<Vec<_>>();
     for edit in edits {
         let editor = Editor {
@@ -110,7 +110,7 @@ pub fn apply_edits(text: &str, document: usize, edits: &[Edit]) -> Result<String
             style,
             edit,
         };
-        let (place, new) = editor.change(&documents[document])?;
+        let (place, new) = editor.build_splice(&documents[document])?;
         let line = text[..place.start].matches('\n').count() + 1;
         text.replace_range(place, &new.replace('\n', newline));
 
@@ -123,7 +123,7 @@ pub fn apply_edits(text: &str, document: usize, edits: &[Edit]) -> Result<String
             .filter(|is| values(is) == wanted)
             .ok_or_else(|| {
                 let message = format!(
-                    "{} is written in a way that cannot be edited: write it plainly",
+                    "{} is written in a way that cannot be edited: write the value in plain YAML",
                     edit.path
                 );
                 Problem::new(line, message)
@@ -184,7 +184,7 @@ fn change_value(value: &mut Value, path: &[Step], change: &Change) {
     }
 }
 
-/// Computes one edit: a range of bytes and its replacement.
+/// Translates one edit into a range of the text's bytes and the text that replaces them.
 struct Editor<'a> {
     text: &'a str,
     style: Style,
@@ -194,13 +194,13 @@ struct Editor<'a> {
 type Splice = (Range<usize>, String);
 
 impl Editor<'_> {
-    fn change(&self, root: &YamlNode) -> Result<Splice, Problem> {
-        let (found, missing) = self.find(root)?;
+    fn build_splice(&self, root: &YamlNode) -> Result<Splice, Problem> {
+        let (found, missing) = self.follow_path(root)?;
         let node = found.last().copied().unwrap_or(root);
         let there = missing.is_empty();
         match &self.edit.change {
-            Change::Set(value) => self.set(&found, missing, value),
-            Change::Remove if there => self.remove(&found),
+            Change::Set(value) => self.set_value(&found, missing, value),
+            Change::Remove if there => self.remove_value(&found),
             Change::Remove => Ok((0..0, String::new())),
             Change::Prepend(_) | Change::Append(_)
                 if there && !node.is_null() && !matches!(node.data, Data::Sequence(_)) =>
@@ -213,22 +213,23 @@ impl Editor<'_> {
             Change::Prepend(values) | Change::Append(values)
                 if !there || node.is_null() || node.items().is_empty() =>
             {
-                self.set(&found, missing, &Value::Array(values.clone()))
+                self.set_value(&found, missing, &Value::Array(values.clone()))
             }
-            Change::Prepend(values) => Ok(self.insert(node, 0, values)),
-            Change::Append(values) => Ok(self.insert(node, node.items().len(), values)),
+            Change::Prepend(values) => Ok(self.insert_items(node, 0, values)),
+            Change::Append(values) => Ok(self.insert_items(node, node.items().len(), values)),
         }
     }
 
-    /// The nodes along the path that exist, from the root on, and the remaining steps.
-    fn find<'n>(&self, root: &'n YamlNode) -> Result<(Vec<&'n YamlNode>, &[Step]), Problem> {
+    /// Follows the edit's path from the root of the document. Returns the nodes on the path that
+    /// exist, and the steps that lead further.
+    fn follow_path<'n>(&self, root: &'n YamlNode) -> Result<(Vec<&'n YamlNode>, &[Step]), Problem> {
         let mut found = vec![root];
         let mut node = root;
         for (at, step) in self.edit.path.0.iter().enumerate() {
-            self.check(node, step)?;
+            self.check_type(node, step)?;
             let next = match step {
-                Step::Key(key) => node.entry(key).map(|(_, value)| value),
-                Step::Name(name) => node.named(name).map(|(_, item)| item),
+                Step::Key(key) => node.find_entry(key).map(|(_, value)| value),
+                Step::Name(name) => node.find_named(name).map(|(_, item)| item),
                 Step::Index(index) => node.items().get(*index),
             };
             let Some(next) = next else {
@@ -243,8 +244,9 @@ impl Editor<'_> {
         Ok((found, &[]))
     }
 
-    /// Checks that a step can go into a node.
-    fn check(&self, node: &YamlNode, step: &Step) -> Result<(), Problem> {
+    /// Checks that a node has the type that a step needs: a mapping for a key, a list for a name or
+    /// an index.
+    fn check_type(&self, node: &YamlNode, step: &Step) -> Result<(), Problem> {
         if node.shared {
             return Err(self.shared_value_error(node));
         }
@@ -272,13 +274,18 @@ impl Editor<'_> {
         Problem::new(
             node.line,
             format!(
-                "{path} cannot be changed, since an anchor (& or *) shares it: write it out in each place"
+                "{path} cannot be changed, since an anchor (& or *) shares the value: write the value out in each place"
             ),
         )
     }
 
-    fn set(&self, found: &[&YamlNode], missing: &[Step], value: &Value) -> Result<Splice, Problem> {
-        // Missing parents are built inside out, around the value.
+    fn set_value(
+        &self,
+        found: &[&YamlNode],
+        missing: &[Step],
+        value: &Value,
+    ) -> Result<Splice, Problem> {
+        // The missing parents are built around the value, the innermost first.
         let mut value = value.clone();
         for step in missing.iter().skip(1).rev() {
             value = match step {
@@ -290,11 +297,11 @@ impl Editor<'_> {
             return Ok((0..0, String::new()));
         };
         match missing.first() {
-            None => self.replace(found, &value),
+            None => self.replace_value(found, &value),
             Some(Step::Key(key)) if node.is_null() || node.entries().is_empty() => {
-                self.replace(found, &json!({ key.as_str(): value }))
+                self.replace_value(found, &json!({ key.as_str(): value }))
             }
-            Some(Step::Key(key)) => Ok(self.add(node, key, &value)),
+            Some(Step::Key(key)) => Ok(self.add_entry(node, key, &value)),
             Some(Step::Name(_) | Step::Index(_)) => Err(Problem::new(
                 node.line,
                 format!("{} does not exist: fix the manifest", self.edit.path),
@@ -302,18 +309,18 @@ impl Editor<'_> {
         }
     }
 
-    /// Replaces the last of the nodes along the path.
-    fn replace(&self, found: &[&YamlNode], value: &Value) -> Result<Splice, Problem> {
+    /// Replaces a value that exists: the last node of `found`.
+    fn replace_value(&self, found: &[&YamlNode], value: &Value) -> Result<Splice, Problem> {
         let [.., parent, node] = found else {
             return Err(Problem::new(
                 1,
-                "the document is empty: is it the right file?",
+                "the document is empty: check that this is the right file",
             ));
         };
         if parent.flow {
             return Ok((
                 node.span.clone(),
-                format!("{}{}", gap_before(node), self.style.flow(value)),
+                format!("{}{}", gap_before(node), self.style.write_flow(value)),
             ));
         }
         let Some((key, _)) = parent
@@ -323,20 +330,20 @@ impl Editor<'_> {
         else {
             return match value {
                 Value::Object(_) | Value::Array(_) => {
-                    Ok((node.span.clone(), self.style.flow(value)))
+                    Ok((node.span.clone(), self.style.write_flow(value)))
                 }
                 value => Ok((node.span.clone(), write_scalar(value))),
             };
         };
         // The key stays as written, with everything before it.
-        let written = self.style.after_key(key.column, value);
+        let written = self.style.write_after_key(key.column, value);
         Ok((
             key.span.end..node.span.end,
             written.trim_end_matches([' ', '\n']).to_owned(),
         ))
     }
 
-    fn add(&self, map: &YamlNode, key: &str, value: &Value) -> Splice {
+    fn add_entry(&self, map: &YamlNode, key: &str, value: &Value) -> Splice {
         let Some((first, _)) = map.entries().first() else {
             return (0..0, String::new());
         };
@@ -346,31 +353,34 @@ impl Editor<'_> {
                 last.map_or((map.span.end, ""), |last| (last.span.end, gap_before(last)));
             return (
                 end..end,
-                format!("{gap}, {}", self.style.flow_entry(key, value)),
+                format!("{gap}, {}", self.style.write_flow_entry(key, value)),
             );
         }
         let keys = map
             .entries()
             .iter()
             .map(|(key, _)| key.text().unwrap_or_default());
-        let written = self.style.entry(first.column, key, value);
-        match self.style.place(keys, key) {
+        let written = self.style.write_entry(first.column, key, value);
+        match self.style.find_key_index(keys, key) {
             0 => {
                 let text = format!("{}{:2$}", written.trim_start(), "", first.column);
                 (first.span.start..first.span.start, text)
             }
             place => {
                 let before = &map.entries()[place - 1].1;
-                self.insert_lines(self.end(before, first.column), written)
+                self.insert_lines(self.find_end(before, first.column), written)
             }
         }
     }
 
-    /// Inserts items into a list, starting at this index.
-    fn insert(&self, list: &YamlNode, index: usize, values: &[Value]) -> Splice {
+    /// Inserts items into a list. The first of them gets this index.
+    fn insert_items(&self, list: &YamlNode, index: usize, values: &[Value]) -> Splice {
         let items = list.items();
         if list.flow {
-            let values: Vec<_> = values.iter().map(|value| self.style.flow(value)).collect();
+            let values: Vec<_> = values
+                .iter()
+                .map(|value| self.style.write_flow(value))
+                .collect();
             return match items.get(index) {
                 Some(next) => (
                     next.span.start..next.span.start,
@@ -383,14 +393,14 @@ impl Editor<'_> {
             };
         }
         let dash = items.first().map_or(0, |first| self.dash_column(first));
-        let written = self.style.items(dash, values);
+        let written = self.style.write_items(dash, values);
         match index.checked_sub(1).and_then(|before| items.get(before)) {
-            Some(before) => self.insert_lines(self.end(before, dash), written),
+            Some(before) => self.insert_lines(self.find_end(before, dash), written),
             None => self.insert_lines(self.line_start(list.span.start), written),
         }
     }
 
-    fn remove(&self, found: &[&YamlNode]) -> Result<Splice, Problem> {
+    fn remove_value(&self, found: &[&YamlNode]) -> Result<Splice, Problem> {
         let [.., parent, node] = found else {
             return Ok((0..0, String::new()));
         };
@@ -401,7 +411,7 @@ impl Editor<'_> {
             } else {
                 json!({})
             };
-            return self.replace(&found[..found.len() - 1], &empty);
+            return self.replace_value(&found[..found.len() - 1], &empty);
         }
         if parent.flow {
             let entries = parent
@@ -436,7 +446,7 @@ impl Editor<'_> {
             Some((next, _)) if !self.text[start..key.span.start].trim().is_empty() => {
                 Ok((key.span.start..next.span.start, String::new()))
             }
-            _ => Ok(self.replace_lines(start..end, self.comment(key.column))),
+            _ => Ok(self.replace_lines(start..end, self.write_comment(key.column))),
         }
     }
 
@@ -445,7 +455,7 @@ impl Editor<'_> {
     /// no deeper than its key, comments that look like list items also belong to the list, and so
     /// do all lines between the list and such a comment. Other comments belong to the next key or
     /// item.
-    fn end(&self, value: &YamlNode, column: usize) -> usize {
+    fn find_end(&self, value: &YamlNode, column: usize) -> usize {
         let list = !value.flow && !value.items().is_empty();
         let mut end = self.line_end(value.span.end);
         let mut at = end;
@@ -455,7 +465,10 @@ impl Editor<'_> {
             let said = line.trim_start_matches(' ');
             let indent = line.len() - said.len();
             match said.strip_prefix('#') {
-                Some(said) if indent > column || indent == column && list && is_item(said) => {
+                Some(said)
+                    if indent > column
+                        || indent == column && list && is_commented_list_item(said) =>
+                {
                     end = next;
                 }
                 Some(_) if indent == column && list => {}
@@ -467,8 +480,9 @@ impl Editor<'_> {
         end
     }
 
-    /// The comment in place of a removed key.
-    fn comment(&self, indent: usize) -> String {
+    /// Returns the comment that takes the place of a removed key. Empty if the edit leaves no
+    /// comment.
+    fn write_comment(&self, indent: usize) -> String {
         if !self.edit.comment {
             return String::new();
         }
@@ -477,7 +491,7 @@ impl Editor<'_> {
             _ => None,
         });
         format!(
-            "{:indent$}{COMMENT}{}: {}\n",
+            "{:indent$}{COMMENT_PREFIX}{}: {}\n",
             "",
             last.unwrap_or_default(),
             self.edit.reason
@@ -495,7 +509,8 @@ impl Editor<'_> {
         self.replace_lines(at..at, written)
     }
 
-    /// A splice of whole lines. A missing newline at the end of the file is added first.
+    /// Makes a splice that replaces whole lines. If the file does not end with a newline, one is
+    /// added first.
     fn replace_lines(&self, place: Range<usize>, written: String) -> Splice {
         let open = place.start > 0 && !self.text[..place.start].ends_with('\n');
         (
@@ -520,9 +535,9 @@ impl Editor<'_> {
     }
 }
 
-/// True if a comment below a value looks like a disabled item of the value, a further line of an
-/// item, or a flag.
-fn is_item(comment: &str) -> bool {
+/// True if a comment below a list looks like lines of the list that were commented out: an item, a
+/// further line of an item, or a flag.
+fn is_commented_list_item(comment: &str) -> bool {
     comment.trim_start().starts_with('-') || comment.starts_with("  ")
 }
 
@@ -687,7 +702,7 @@ mod tests {
                 "b",
                 "a:\n- b: 1\n# - b: 2\n#   c: 3\nb: 1\n# of e\ne: 1\n",
             ),
-            // The comment belongs to the next key.
+            // `# of e` belongs to the next key, although it contains a dash.
             (
                 "a:\n- b\n# of e: - x\ne: 1\n",
                 "b",
@@ -710,7 +725,7 @@ mod tests {
                 "b",
                 "a: 1\nb: 1\ne: 1\n  # of e\n",
             ),
-            // The comment belongs to the key above.
+            // The comments below the list are outside of `x`, so the new key goes before them.
             (
                 "x:\n  a:\n  - b\n# - c\ny: 1\n",
                 "x.b",
@@ -791,7 +806,7 @@ mod tests {
             ("a:\n  <<: {b: 1}\n", "a.c", "2: a merge key"),
             ("a: 1\n", "a.b", "1: a.b must be a mapping"),
             ("a:\n- name: x\n", "a.#y.b", "2: a[y].b does not exist"),
-            ("b: 1\n? a\n: 2\n", "a", "2: a key that is more"),
+            ("b: 1\n? a\n: 2\n", "a", "2: a key that is not"),
         ] {
             assert!(refused(text, steps).starts_with(why), "{text}");
         }
@@ -805,10 +820,6 @@ mod tests {
         );
         let beside = edit_text("a:\n- b\n", "a.1", Change::Append(vec![json!(1)])).unwrap_err();
         assert_eq!(beside, "2: a[1] does not exist: fix the manifest");
-        assert!(
-            edit_text("a: x\n", "a", Change::Append(vec![json!(1)]))
-                .unwrap_err()
-                .contains("must be a list")
-        );
+        assert!(edit_text("a: x\n", "a", Change::Append(vec![json!(1)])).is_err());
     }
 }

@@ -4,8 +4,10 @@
 //! stored in an annotation of the pod. So a manifest can be ejected anywhere: in a repository,
 //! after other edits, without a backup. Values that someone has changed since then stay.
 
-use super::edit::{COMMENT, Change, Edit, Path, apply_edits};
-use super::names::{BINARY, INSTALL, LEAST, PROBES, SHIM, VARIABLES, VOLUMES};
+use super::edit::{COMMENT_PREFIX, Change, Edit, Path, apply_edits};
+use super::names::{
+    BINARY, INSTALL_CONTAINER, MIN_PROBE_SECONDS, PROBES, SHIM_CONTAINER, VARIABLES, VOLUMES,
+};
 use super::{Manifest, Problem, basename, exec_words};
 use berth_cluster::yaml::{YamlNode, parse_documents};
 use serde::{Deserialize, Serialize};
@@ -13,20 +15,22 @@ use serde_json::{Map, Value};
 use std::fmt;
 
 /// The annotation that stores the [`Original`].
-pub const ORIGINAL: &str = "berth/original";
+pub const ORIGINAL_ANNOTATION: &str = "berth/original";
 
-const BEFORE: &str = "as it was before";
+const RESTORE_REASON: &str = "as it was before";
 
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Original {
-    /// Original fields of the apiserver's container; for a probe, only the changed fields. Null if
-    /// the field did not exist.
+    /// Original values of the container's fields that `inject` has changed. Of a probe, only the
+    /// changed fields. Null if the field did not exist.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub fields: Map<String, Value>,
-    /// The new arguments, each with the original argument.
+    /// Arguments that `inject` has written. Each has the original argument, or `None` if there was
+    /// none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub flags: Vec<(String, Option<String>)>,
-    /// The new `terminationGracePeriodSeconds`, and the original value.
+    /// The `terminationGracePeriodSeconds` that `inject` has written, and the original value, if
+    /// any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grace: Option<(u64, Option<u64>)>,
 }
@@ -49,18 +53,18 @@ pub struct Ejected {
 /// # Errors
 /// berth is not in the manifest, or the manifest cannot be read or edited.
 pub fn undo_injection(manifest: &Manifest) -> Result<Ejected, Problem> {
-    let edits = plan(manifest)?;
-    let text = apply_edits(manifest.text(), manifest.document(), &edits)?;
+    let edits = plan_edits(manifest)?;
+    let text = apply_edits(manifest.text(), manifest.document_index(), &edits)?;
     Ok(Ejected {
-        text: remove_comments(&text, manifest.document()),
+        text: remove_comments(&text, manifest.document_index()),
         edits,
     })
 }
 
 /// True if the manifest has no mark of `inject` and starts kube-apiserver without berth.
-pub fn is_out(manifest: &Manifest) -> bool {
+pub fn is_without_berth(manifest: &Manifest) -> bool {
     let is_berth = |word: &YamlNode| word.text().is_some_and(|word| basename(word) == "berth");
-    manifest.annotation(ORIGINAL).is_none()
+    manifest.annotation(ORIGINAL_ANNOTATION).is_none()
         && !manifest.arguments().iter().any(|word| is_berth(word))
 }
 
@@ -68,28 +72,33 @@ pub fn is_out(manifest: &Manifest) -> bool {
 ///
 /// # Errors
 /// The annotation of `inject` is missing or cannot be read.
-pub fn plan(manifest: &Manifest) -> Result<Vec<Edit>, Problem> {
-    let annotation = manifest.annotation(ORIGINAL).ok_or_else(|| {
+pub fn plan_edits(manifest: &Manifest) -> Result<Vec<Edit>, Problem> {
+    let annotation = manifest.annotation(ORIGINAL_ANNOTATION).ok_or_else(|| {
         let line = manifest.template().line;
         Problem::new(
             line,
-            format!("berth inject did not write this: the annotation {ORIGINAL} is missing, so take berth out by hand"),
+            format!("berth inject did not write this manifest: the annotation {ORIGINAL_ANNOTATION} is missing, so remove berth from the manifest by hand"),
         )
     })?;
     let original: Original = serde_json::from_str(annotation.text().unwrap_or_default()).map_err(|error| {
         Problem::new(
             annotation.line,
-            format!("the annotation {ORIGINAL} cannot be read ({error}): put the manifest back from a backup"),
+            format!("the annotation {ORIGINAL_ANNOTATION} cannot be read ({error}): put the manifest back from a backup"),
         )
     })?;
-    let mut undo = Undo {
+    let mut undo = UndoPlanner {
         manifest,
         edits: Vec::new(),
     };
     let (pod, container) = (manifest.pod(), manifest.apiserver());
     let (pod_path, container_path) = (manifest.pod_path(), manifest.apiserver_path());
-    undo.remove_named(pod, &pod_path, "initContainers", &[INSTALL, SHIM]);
-    undo.remove_named(pod, &pod_path, "containers", &[SHIM]);
+    undo.remove_named(
+        pod,
+        &pod_path,
+        "initContainers",
+        &[INSTALL_CONTAINER, SHIM_CONTAINER],
+    );
+    undo.remove_named(pod, &pod_path, "containers", &[SHIM_CONTAINER]);
     undo.remove_named(pod, &pod_path, "volumes", &VOLUMES);
     undo.remove_named(container, &container_path, "env", &VARIABLES);
     undo.remove_named(container, &container_path, "volumeMounts", &VOLUMES);
@@ -97,27 +106,27 @@ pub fn plan(manifest: &Manifest) -> Result<Vec<Edit>, Problem> {
     undo.unwrap_command();
     undo.remove_pre_stop();
     undo.restore_fields(&original);
-    undo.restore_grace(&original);
+    undo.restore_grace_period(&original);
     let annotations = manifest.template_path().key("metadata").key("annotations");
     let only = manifest
         .template()
-        .at(&["metadata", "annotations"])
+        .find_path(&["metadata", "annotations"])
         .is_some_and(|all| all.entries().len() == 1);
     undo.remove(if only {
         annotations
     } else {
-        annotations.key(ORIGINAL)
+        annotations.key(ORIGINAL_ANNOTATION)
     });
     Ok(undo.edits)
 }
 
-struct Undo<'a> {
+struct UndoPlanner<'a> {
     manifest: &'a Manifest,
     edits: Vec<Edit>,
 }
 
-impl Undo<'_> {
-    fn edit(&mut self, path: Path, change: Change, reason: &str) {
+impl UndoPlanner<'_> {
+    fn add_edit(&mut self, path: Path, change: Change, reason: &str) {
         self.edits.push(Edit {
             path,
             change,
@@ -127,15 +136,16 @@ impl Undo<'_> {
     }
 
     fn remove(&mut self, path: Path) {
-        self.edit(path, Change::Remove, "berth inject added it");
+        self.add_edit(path, Change::Remove, "berth inject added it");
     }
 
-    /// Removes items from a list by name; the whole list, if nothing else is left.
+    /// Removes the items with these names from a list. If no other item is left, the list itself is
+    /// removed.
     fn remove_named(&mut self, parent: &YamlNode, path: &Path, list: &str, names: &[&str]) {
         let Some(node) = parent.get(list) else { return };
         let there: Vec<_> = names
             .iter()
-            .filter(|name| node.named(name).is_some())
+            .filter(|name| node.find_named(name).is_some())
             .collect();
         if there.is_empty() {
             return;
@@ -161,10 +171,10 @@ impl Undo<'_> {
             };
             match old {
                 Some(old) => {
-                    self.edit(
+                    self.add_edit(
                         self.manifest.argument_path(at),
                         Change::Set(old.as_str().into()),
-                        BEFORE,
+                        RESTORE_REASON,
                     );
                 }
                 None => removed.push(at),
@@ -207,7 +217,9 @@ impl Undo<'_> {
             let now = self.manifest.apiserver().get(field);
             let path = self.manifest.apiserver_path().key(field);
             match (field.as_str(), now, old) {
-                ("ports", None, old) => self.edit(path, Change::Set(old.clone()), BEFORE),
+                ("ports", None, old) => {
+                    self.add_edit(path, Change::Set(old.clone()), RESTORE_REASON);
+                }
                 (probe, Some(now), old) if PROBES.contains(&probe) && runs_berth(now) => {
                     match old {
                         Value::Object(old) => self.restore_probe(&path, now, old),
@@ -221,18 +233,20 @@ impl Undo<'_> {
 
     fn restore_probe(&mut self, path: &Path, now: &YamlNode, original: &Map<String, Value>) {
         for (key, old) in original {
-            let raised = now.get(key).map(YamlNode::value) == Some(LEAST.into());
+            let raised = now.get(key).map(YamlNode::value) == Some(MIN_PROBE_SECONDS.into());
             match old {
-                Value::Object(_) => self.edit(path.key(key), Change::Set(old.clone()), BEFORE),
+                Value::Object(_) => {
+                    self.add_edit(path.key(key), Change::Set(old.clone()), RESTORE_REASON);
+                }
                 _ if !raised => {}
                 Value::Null => self.remove(path.key(key)),
-                old => self.edit(path.key(key), Change::Set(old.clone()), BEFORE),
+                old => self.add_edit(path.key(key), Change::Set(old.clone()), RESTORE_REASON),
             }
         }
         self.remove(path.key("exec"));
     }
 
-    fn restore_grace(&mut self, original: &Original) {
+    fn restore_grace_period(&mut self, original: &Original) {
         let path = self
             .manifest
             .pod_path()
@@ -245,7 +259,7 @@ impl Undo<'_> {
         match original.grace {
             Some((new, None)) if now == Some(new.into()) => self.remove(path),
             Some((new, Some(old))) if now == Some(new.into()) => {
-                self.edit(path, Change::Set(old.into()), BEFORE);
+                self.add_edit(path, Change::Set(old.into()), RESTORE_REASON);
             }
             _ => {}
         }
@@ -256,7 +270,7 @@ fn runs_berth(hook: &YamlNode) -> bool {
     exec_words(hook).first() == Some(&BINARY)
 }
 
-/// The text without berth's comments in this document.
+/// Removes berth's comments from one document of a file. Returns the text of the whole file.
 fn remove_comments(text: &str, document: usize) -> String {
     let Ok(documents) = parse_documents(text) else {
         return text.to_owned();
@@ -265,7 +279,9 @@ fn remove_comments(text: &str, document: usize) -> String {
     let ours = line_of(document)..line_of(document + 1);
     let lines = text.split_inclusive('\n').enumerate();
     lines
-        .filter(|(at, line)| !(ours.contains(&(at + 1)) && line.trim_start().starts_with(COMMENT)))
+        .filter(|(at, line)| {
+            !(ours.contains(&(at + 1)) && line.trim_start().starts_with(COMMENT_PREFIX))
+        })
         .map(|(_, line)| line)
         .collect()
 }

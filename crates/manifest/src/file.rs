@@ -1,11 +1,11 @@
 //! Manifest files and their backups.
 //!
-//! A kubelet reads every file of its manifest directory whose name does not begin with a dot. Of
-//! two files with the same pod name, one overwrites the other. So the name of an incomplete file
+//! A kubelet reads every file of its manifest directory, unless the file's name begins with a dot.
+//! Of two files with the same pod name, one overwrites the other. So the name of an incomplete file
 //! begins with a dot, a file is replaced by a rename, and backups are in another directory.
 
 use super::{Manifest, image_tag};
-use berth_os::file::{make_private, none_if_missing, sync_parent};
+use berth_os::file::{make_private_directory, none_if_missing, sync_parent_directory};
 use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
@@ -28,11 +28,12 @@ pub struct FileError {
     source: io::Error,
 }
 
-/// The fix for an I/O error, after a colon; empty if none is known.
+/// Suggests a fix for an I/O error, as a continuation of the error's message. Empty if no fix is
+/// known.
 pub fn suggest_fix(what: &str, error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound if what == "read" => ": give the path of an existing file",
-        io::ErrorKind::PermissionDenied => ": run this as root",
+        io::ErrorKind::PermissionDenied => ": run berth as root",
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             ": free space on that file system"
         }
@@ -42,8 +43,9 @@ pub fn suggest_fix(what: &str, error: &io::Error) -> &'static str {
 }
 
 impl FileError {
-    /// Makes an error of an operation on a file, such as `read`.
-    pub fn of(what: &'static str, path: &Path) -> impl Fn(io::Error) -> Self {
+    /// Returns a function that turns an I/O error into a [`FileError`]. `what` is the operation
+    /// that failed, such as `read`.
+    pub fn wrap_io_error(what: &'static str, path: &Path) -> impl Fn(io::Error) -> Self {
         move |source| Self {
             what,
             path: path.to_owned(),
@@ -52,7 +54,7 @@ impl FileError {
     }
 
     /// True if the file could be read, but the content is no manifest.
-    pub fn is_content(&self) -> bool {
+    pub fn is_wrong_content(&self) -> bool {
         self.source.kind() == io::ErrorKind::InvalidData
     }
 }
@@ -61,13 +63,13 @@ impl FileError {
 ///
 /// # Errors
 /// The file cannot be read, is larger than any manifest, or is no text.
-pub fn read(path: &Path) -> Result<String, FileError> {
+pub fn read_manifest_text(path: &Path) -> Result<String, FileError> {
     if path == Path::new("-") {
         read_limited(&mut io::stdin().lock())
     } else {
         File::open(path).and_then(|mut file| read_limited(&mut file))
     }
-    .map_err(FileError::of("read", path))
+    .map_err(FileError::wrap_io_error("read", path))
 }
 
 fn read_limited(input: &mut dyn Read) -> io::Result<String> {
@@ -76,7 +78,7 @@ fn read_limited(input: &mut dyn Read) -> io::Result<String> {
     input.take(MAX_SIZE + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > MAX_SIZE {
         return Err(invalid(format!(
-            "it is longer than {MAX_SIZE} bytes, too long for a manifest: give another file"
+            "the file is longer than {MAX_SIZE} bytes, too long for a manifest: give another file"
         )));
     }
     String::from_utf8(bytes).map_err(|error| {
@@ -98,7 +100,7 @@ pub struct Access {
 
 impl Access {
     /// Mode and owner of an existing file.
-    pub fn of(path: &Path) -> Option<Self> {
+    pub fn of_file(path: &Path) -> Option<Self> {
         fs::metadata(path).ok().as_ref().map(Self::from)
     }
 }
@@ -117,22 +119,23 @@ impl From<&Metadata> for Access {
 ///
 /// # Errors
 /// The file cannot be written, and stays unchanged.
-pub fn replace(path: &Path, text: impl AsRef<[u8]>) -> Result<(), FileError> {
-    replace_or_make(path, text, None)
+pub fn replace_file(path: &Path, text: impl AsRef<[u8]>) -> Result<(), FileError> {
+    replace_or_create_file(path, text, None)
 }
 
-/// Like [`replace`], but a missing file is created with its former mode and owner.
+/// Like [`replace_file`], but a missing file is created with its former mode and owner.
 ///
 /// # Errors
 /// The file cannot be written, and stays unchanged.
-pub fn replace_or_make(
+pub fn replace_or_create_file(
     path: &Path,
     text: impl AsRef<[u8]>,
     had: Option<Access>,
 ) -> Result<(), FileError> {
-    let real = none_if_missing(path.canonicalize()).map_err(FileError::of("write", path))?;
+    let real =
+        none_if_missing(path.canonicalize()).map_err(FileError::wrap_io_error("write", path))?;
     let path = real.as_deref().unwrap_or(path);
-    replace_as(path, text, Access::of(path).or(had))
+    replace_file_with_access(path, text, Access::of_file(path).or(had))
 }
 
 /// Replaces or creates a file in one step, with the given mode and owner, or with 0600 and the
@@ -140,17 +143,19 @@ pub fn replace_or_make(
 ///
 /// # Errors
 /// The file cannot be written, and stays unchanged.
-pub fn replace_as(
+pub fn replace_file_with_access(
     path: &Path,
     text: impl AsRef<[u8]>,
     access: Option<Access>,
 ) -> Result<(), FileError> {
-    sweep_temporary(path);
+    sweep_temporary_files_of(path);
     let temporary =
         path.with_file_name(format!("{}{}", temporary_prefix(path), std::process::id()));
-    berth_os::file::replace_file(path, &temporary, |file| write(file, access, text.as_ref()))
-        .and_then(|()| sync_parent(path))
-        .map_err(FileError::of("write", path))
+    berth_os::file::replace_file(path, &temporary, |file| {
+        write_with_access(file, access, text.as_ref())
+    })
+    .and_then(|()| sync_parent_directory(path))
+    .map_err(FileError::wrap_io_error("write", path))
 }
 
 /// Prefix of the names of temporary files. The process ID follows.
@@ -163,22 +168,28 @@ fn temporary_prefix(path: &Path) -> String {
 
 /// Removes temporary files that a killed process left when it was replacing this file. A file that
 /// cannot be removed stays.
-pub fn sweep_temporary(path: &Path) {
-    sweep_named(path.parent(), &temporary_prefix(path), |rest| {
+pub fn sweep_temporary_files_of(path: &Path) {
+    sweep_files_with_prefix(path.parent(), &temporary_prefix(path), |rest| {
         (!rest.contains('.')).then_some(rest)
     });
 }
 
-/// Like [`sweep_temporary`], for all files of a directory with this prefix. Names that contain a
-/// time need this function, since the next run uses another time.
-pub fn sweep_all(directory: &Path, beginning: &str) {
-    sweep_named(Some(directory), &format!(".{beginning}"), |rest| {
+/// Removes the temporary files in a directory that killed processes left, for all files with this
+/// beginning. A name that contains a time needs this function, since the next run uses another
+/// time.
+pub fn sweep_temporary_files_beginning_with(directory: &Path, beginning: &str) {
+    sweep_files_with_prefix(Some(directory), &format!(".{beginning}"), |rest| {
         rest.rsplit('.').next()
     });
 }
 
-/// `process` returns the process ID in the part after the prefix.
-fn sweep_named(directory: Option<&Path>, prefix: &str, process: impl Fn(&str) -> Option<&str>) {
+/// Removes each file with this prefix, if the file's writer has ended. `process` finds the writer's
+/// process ID in the rest of the name.
+fn sweep_files_with_prefix(
+    directory: Option<&Path>,
+    prefix: &str,
+    process: impl Fn(&str) -> Option<&str>,
+) {
     let entries = directory
         .and_then(|directory| fs::read_dir(directory).ok())
         .into_iter()
@@ -194,7 +205,7 @@ fn sweep_named(directory: Option<&Path>, prefix: &str, process: impl Fn(&str) ->
     }
 }
 
-fn write(mut file: File, access: Option<Access>, text: &[u8]) -> io::Result<()> {
+fn write_with_access(mut file: File, access: Option<Access>, text: &[u8]) -> io::Result<()> {
     if let Some(Access { uid, gid, .. }) = access {
         let own = file.metadata()?;
         if (own.uid(), own.gid()) != (uid, gid) {
@@ -208,8 +219,9 @@ fn write(mut file: File, access: Option<Access>, text: &[u8]) -> io::Result<()> 
     file.sync_all()
 }
 
-/// True if a file, or the target of a link, is in this directory.
-pub fn is_in(file: &Path, directory: &Path) -> bool {
+/// True if a file is in this directory. A symbolic link is in its own directory and in its target's
+/// directory.
+pub fn is_in_directory(file: &Path, directory: &Path) -> bool {
     let directory = resolve_links(directory);
     let holds = |file: &Path| {
         file.parent()
@@ -230,9 +242,9 @@ pub fn resolve_links(path: &Path) -> PathBuf {
         .unwrap_or(path)
 }
 
-/// Returns the time and the version of a kept manifest, for a file name that people can read. Such
-/// names sort by time. `time` is RFC 3339.
-pub fn format_stamp(time: &str, text: &str) -> String {
+/// Makes the readable part of a backup's name: the time, and the Kubernetes version of the
+/// manifest. Such names sort by time. `time` is RFC 3339.
+pub fn format_backup_stamp(time: &str, text: &str) -> String {
     let time: String = time.chars().filter(|c| !matches!(c, '-' | ':')).collect();
     let manifest = Manifest::parse(text).ok();
     let image = manifest
@@ -256,7 +268,8 @@ pub struct Backups {
 }
 
 impl Backups {
-    /// Uses this directory. [`Backups::keep`] creates the directory.
+    /// Uses this directory for backups. The directory need not exist: [`Backups::keep_original`]
+    /// creates it.
     pub fn new(directory: &Path) -> Self {
         Self {
             directory: directory.to_owned(),
@@ -267,31 +280,32 @@ impl Backups {
         &self.directory
     }
 
-    /// Finds the original of a file with this text, and the path of the backup. `None` if the text
-    /// is not what berth wrote.
+    /// Finds the original that was replaced by `text`, and the path of its backup. `None` if berth
+    /// did not write this text.
     ///
     /// # Errors
     /// The backup exists and cannot be read.
-    pub fn find(
+    pub fn find_original(
         &self,
         manifest: &Path,
         text: &str,
     ) -> Result<Option<(PathBuf, String)>, FileError> {
-        let failed = FileError::of("read", &self.directory);
+        let failed = FileError::wrap_io_error("read", &self.directory);
         let entries = none_if_missing(fs::read_dir(&self.directory))
             .map_err(&failed)?
             .into_iter()
             .flatten();
-        let (prefix, suffix) = name_affixes(manifest, text);
+        let (prefix, suffix) = backup_name_affixes(manifest, text);
         for entry in entries {
             let entry = entry.map_err(&failed)?;
             let name = entry.file_name();
             let between = name
                 .to_str()
                 .and_then(|name| name.strip_prefix(&prefix)?.strip_suffix(&suffix));
-            // [`Backups::keep`] writes at most one file for a text.
+            // There is no second match: [`Backups::keep_original`] writes at most one file for a
+            // text.
             if between.is_some_and(|it| it.starts_with('.')) {
-                let original = read(&entry.path())?;
+                let original = read_manifest_text(&entry.path())?;
                 return Ok(Some((entry.path(), original)));
             }
         }
@@ -302,27 +316,36 @@ impl Backups {
     ///
     /// # Errors
     /// The backup cannot be written.
-    pub fn keep(&self, manifest: &Path, original: &str, text: &str) -> Result<PathBuf, FileError> {
-        make_private(&self.directory)
-            .map_err(FileError::of("make the directory", &self.directory))?;
-        let (prefix, suffix) = name_affixes(manifest, text);
-        sweep_all(&self.directory, &format!("{prefix}."));
-        let path = match self.find(manifest, text)? {
+    pub fn keep_original(
+        &self,
+        manifest: &Path,
+        original: &str,
+        text: &str,
+    ) -> Result<PathBuf, FileError> {
+        make_private_directory(&self.directory).map_err(FileError::wrap_io_error(
+            "make the directory",
+            &self.directory,
+        ))?;
+        let (prefix, suffix) = backup_name_affixes(manifest, text);
+        sweep_temporary_files_beginning_with(&self.directory, &format!("{prefix}."));
+        let path = match self.find_original(manifest, text)? {
             Some((path, _)) => path,
             None => {
                 let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
-                self.directory
-                    .join(format!("{prefix}.{}{suffix}", format_stamp(&now, original)))
+                self.directory.join(format!(
+                    "{prefix}.{}{suffix}",
+                    format_backup_stamp(&now, original)
+                ))
             }
         };
-        replace(&path, original)?;
+        replace_file(&path, original)?;
         Ok(path)
     }
 }
 
 /// Prefix and suffix of the name of a backup. For a link, the name of its target counts, since
-/// [`replace`] writes to the target.
-fn name_affixes(manifest: &Path, text: &str) -> (String, String) {
+/// [`replace_file`] writes to the target.
+fn backup_name_affixes(manifest: &Path, text: &str) -> (String, String) {
     let mut digits = String::from(".");
     for byte in &digest(&SHA256, text.as_bytes()).as_ref()[..6] {
         let _ = write!(digits, "{byte:02x}");
@@ -351,18 +374,14 @@ mod tests {
         fs::write(&real, "old").unwrap();
         fs::set_permissions(&real, Permissions::from_mode(0o640)).unwrap();
         symlink(&real, &link).unwrap();
-        replace(&link, "new").unwrap();
+        replace_file(&link, "new").unwrap();
         assert_eq!(fs::read_to_string(&real).unwrap(), "new");
         assert_eq!(fs::metadata(&real).unwrap().mode() & 0o777, 0o640);
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
         assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 2);
-        let error = replace(&temp.path().join("none/a.yaml"), "")
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.starts_with("cannot write ") && error.contains("none/a.yaml"),
-            "{error}"
-        );
+        let missing = temp.path().join("none/a.yaml");
+        let error = replace_file(&missing, "").unwrap_err();
+        assert_eq!((error.what, error.path), ("write", missing));
     }
 
     #[test]
@@ -374,7 +393,7 @@ mod tests {
         for name in names.iter().map(String::as_str).chain([".a.yaml.swp"]) {
             fs::write(temp.path().join(name), "half").unwrap();
         }
-        replace(&temp.path().join("a.yaml"), "whole").unwrap();
+        replace_file(&temp.path().join("a.yaml"), "whole").unwrap();
         let there = [&names[0], &names[1], ".a.yaml.swp", "a.yaml"]
             .map(|name| temp.path().join(name).exists());
         assert_eq!(there, [false, true, true, true]);
@@ -396,7 +415,9 @@ mod tests {
         [dead.id(), 1]
             .into_iter()
             .for_each(|process| fs::write(half(process), "half").unwrap());
-        Backups::new(&kept).keep(&manifest, "old", "new").unwrap();
+        Backups::new(&kept)
+            .keep_original(&manifest, "old", "new")
+            .unwrap();
         assert_eq!((half(dead.id()).exists(), half(1).exists()), (false, true));
     }
 
@@ -407,27 +428,36 @@ mod tests {
         fs::create_dir(manifest.parent().unwrap()).unwrap();
         fs::write(&manifest, "").unwrap();
         let backups = Backups::new(&temp.path().join("etc/berth"));
-        assert!(backups.find(&manifest, "new").unwrap().is_none());
-        let path = backups.keep(&manifest, "old", "new").unwrap();
-        backups.keep(&manifest, "older", "newer").unwrap();
+        assert!(backups.find_original(&manifest, "new").unwrap().is_none());
+        let path = backups.keep_original(&manifest, "old", "new").unwrap();
+        backups.keep_original(&manifest, "older", "newer").unwrap();
         assert_eq!(
-            backups.find(&manifest, "new").unwrap(),
+            backups.find_original(&manifest, "new").unwrap(),
             Some((path.clone(), "old".into()))
         );
-        assert!(backups.find(&manifest, "changed").unwrap().is_none());
+        assert!(
+            backups
+                .find_original(&manifest, "changed")
+                .unwrap()
+                .is_none()
+        );
         assert_eq!(fs::metadata(path).unwrap().mode() & 0o777, 0o600);
         assert_eq!(
             fs::metadata(temp.path().join("etc/berth")).unwrap().mode() & 0o777,
             0o700
         );
         assert!(
-            !is_in(&manifest, backups.directory()) && is_in(&manifest, manifest.parent().unwrap())
+            !is_in_directory(&manifest, backups.directory())
+                && is_in_directory(&manifest, manifest.parent().unwrap())
         );
-        // A link counts as in its own directory and in its target's directory. The directory need
-        // not exist.
+        // A symbolic link is in two directories: the link's own, and the target's. Neither has to
+        // exist.
         let link = temp.path().join("a.yaml");
         symlink(&manifest, &link).unwrap();
-        assert!(is_in(&link, temp.path()) && is_in(&link, manifest.parent().unwrap()));
+        assert!(
+            is_in_directory(&link, temp.path())
+                && is_in_directory(&link, manifest.parent().unwrap())
+        );
         let kubelets = temp.path().join("kubelets");
         symlink(temp.path(), &kubelets).unwrap();
         assert_eq!(
@@ -443,14 +473,14 @@ mod tests {
         let text = include_str!("../../../tests/data/manifest/kubeadm-v1.36.yaml");
         fs::write(&manifest, text).unwrap();
         let backups = Backups::new(&temp.path().join("berth"));
-        let path = backups.keep(&manifest, text, "new").unwrap();
+        let path = backups.keep_original(&manifest, text, "new").unwrap();
         let name = path.file_name().unwrap().to_str().unwrap();
         let rest = name.strip_prefix("kube-apiserver.yaml.").unwrap();
         let (time, rest) = rest.split_once('.').unwrap();
         assert!(time.len() == 16 && time.ends_with('Z'), "{name}");
         assert_eq!(rest.rsplit_once('.').unwrap().0, "v1.36.3", "{name}");
         // A second call finds the same backup.
-        assert_eq!(backups.keep(&manifest, text, "new").unwrap(), path);
+        assert_eq!(backups.keep_original(&manifest, text, "new").unwrap(), path);
         // No image name can lead out of the directory.
         for (image, version) in [
             ("r.example:5000/kube-apiserver:v1.2@sha256:ab", "v1.2"),
@@ -460,7 +490,7 @@ mod tests {
         ] {
             let text = text.replace("registry.k8s.io/kube-apiserver:v1.36.3", image);
             assert_eq!(
-                format_stamp("2026-11-22T00:29:52Z", &text),
+                format_backup_stamp("2026-11-22T00:29:52Z", &text),
                 format!("20261122T002952Z.{version}")
             );
         }
@@ -471,22 +501,23 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().join("large");
         fs::write(&path, vec![b' '; MAX_SIZE as usize + 1]).unwrap();
-        let error = read(&path).unwrap_err();
-        assert!(
-            error.is_content() && error.to_string().contains("longer than"),
-            "{error}"
-        );
+        let error = read_manifest_text(&path).unwrap_err();
+        assert!(error.is_wrong_content(), "{error}");
         fs::write(&path, b"kind: Pod\n# \xff\n").unwrap();
-        let error = read(&path).unwrap_err();
+        let error = read_manifest_text(&path).unwrap_err();
         let message = format!(
             "cannot read {}: line 2 is not UTF-8: convert it (iconv ",
             path.display()
         );
         assert!(
-            error.is_content() && error.to_string().starts_with(&message),
+            error.is_wrong_content() && error.to_string().starts_with(&message),
             "{error}"
         );
-        assert!(!read(&temp.path().join("none")).unwrap_err().is_content());
+        assert!(
+            !read_manifest_text(&temp.path().join("none"))
+                .unwrap_err()
+                .is_wrong_content()
+        );
     }
 
     #[test]
@@ -496,7 +527,7 @@ mod tests {
             (Errno::ENOSPC, "free space on that file system"),
             (Errno::EDQUOT, "free space on that file system"),
             (Errno::EROFS, "mounted read-only"),
-            (Errno::EACCES, "run this as root"),
+            (Errno::EACCES, "run berth as root"),
         ] {
             let error = FileError {
                 what: "write",

@@ -8,8 +8,11 @@ mod parts;
 mod probes;
 
 use super::edit::{Change, Edit, Path, apply_edits};
-use super::eject::{ORIGINAL, Original, undo_injection};
-use super::names::{BINARY, INSTALL, LEAST, PASS, PROBES, SHIM, VARIABLES, VOLUMES};
+use super::eject::{ORIGINAL_ANNOTATION, Original, undo_injection};
+use super::names::{
+    BINARY, INSTALL_CONTAINER, MIN_PROBE_SECONDS, PASS_VARIABLE, PROBES, SHIM_CONTAINER, VARIABLES,
+    VOLUMES,
+};
 use super::pod::basename;
 use super::{Container, Manifest, Problem};
 use berth_cluster::yaml::YamlNode;
@@ -20,15 +23,16 @@ pub use addresses::find_loopback;
 pub use lapses::{Lapse, Wrapping, find_lapses};
 
 /// Variables that only the shim gets, from options of `berth inject`.
-const SERVICE: &str = "BERTH_CLUSTER";
-const NODE_NAME: &str = "BERTH_NODE_NAME";
+const CLUSTER_VARIABLE: &str = "BERTH_CLUSTER";
+const NODE_NAME_VARIABLE: &str = "BERTH_NODE_NAME";
 
 /// The first Kubernetes version with native sidecars (`restartPolicy: Always` in init containers).
-const SIDECARS: (u64, u64) = (1, 29);
+const SIDECAR_RELEASE: (u64, u64) = (1, 29);
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Addresses {
-    /// The apiserver's address in the manifest; if missing, the node's address.
+    /// The address that the manifest names for kube-apiserver or, if there is none, the node's
+    /// address.
     #[default]
     OfManifest,
     /// The given addresses. The first address names the berth.
@@ -44,23 +48,24 @@ pub struct Probing {
     pub files: Vec<String>,
     /// True if the probe has a CA, or trusts every certificate.
     pub trusts: bool,
-    /// True if the probe has credentials.
+    /// True if the probe authenticates itself to kube-apiserver.
     pub credentials: bool,
 }
 
-/// How a manifest is put behind berth.
+/// Options of `berth inject`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct InjectOptions {
     /// Image with berth as its entrypoint.
     pub image: String,
-    /// The run directory, on the node and in the containers.
+    /// The directory where the node's shims and instances meet. Its path in the containers is the
+    /// same as on the node.
     pub run_dir: String,
     pub addresses: Addresses,
     pub probing: Probing,
-    /// Kubeconfig for keeping the Service `kubernetes`. A pod that is not static uses its service
-    /// account instead.
+    /// Path of the kubeconfig with which the shim keeps the node in the Service `kubernetes`. A pod
+    /// that is not static uses its service account instead.
     pub service: Option<String>,
-    /// How the apiserver gets its clients.
+    /// Whether the shim relays the clients' bytes, or passes their sockets to kube-apiserver.
     pub pass: PassMode,
     /// Further variables of the shim, added by the operator.
     pub added: Vec<Value>,
@@ -69,7 +74,7 @@ pub struct InjectOptions {
 /// The result of an injection.
 #[derive(Debug)]
 pub struct Injection {
-    /// The text before the edits: the manifest, or the manifest before an earlier injection.
+    /// The text that the edits are made in: the manifest as it was before any injection.
     pub base: String,
     pub text: String,
     /// The parsed `text`.
@@ -77,8 +82,8 @@ pub struct Injection {
     pub edits: Vec<Edit>,
     /// Hints for the operator.
     pub notes: Vec<String>,
-    /// The options in effect: the given options, plus the variables added to the shim of an earlier
-    /// injection, and its addresses if the given options name none.
+    /// The options that were applied. Two things are kept from an earlier injection: variables that
+    /// were added to the shim, and the shim's addresses if the given options name none.
     pub options: InjectOptions,
 }
 
@@ -87,23 +92,23 @@ pub struct Injection {
 /// changes, the file stays the same, byte for byte.
 ///
 /// # Errors
-/// Every obstacle.
+/// Every reason why the manifest cannot be put behind berth.
 pub fn inject(text: &str, options: &InjectOptions) -> Result<Injection, Vec<Problem>> {
-    inject_over(text, None, options)
+    inject_with_backup(text, None, options)
 }
 
 /// Like [`inject`], but the text before an earlier injection may come from a backup.
 ///
 /// # Errors
 /// As for [`inject`].
-pub fn inject_over(
+pub fn inject_with_backup(
     text: &str,
     backup: Option<String>,
     options: &InjectOptions,
 ) -> Result<Injection, Vec<Problem>> {
     let one = |problem| vec![problem];
     let found = Manifest::parse(text).map_err(one)?;
-    let again = found.annotation(ORIGINAL).is_some();
+    let again = found.annotation(ORIGINAL_ANNOTATION).is_some();
     let base = match backup {
         Some(backup) if again => backup,
         _ if again => undo_injection(&found).map_err(one)?.text,
@@ -113,22 +118,22 @@ pub fn inject_over(
     if again && options.addresses == Addresses::OfManifest {
         options.addresses = addresses::inherit_addresses(&found).map_err(one)?;
     }
-    let before = shim_of(&found).filter(|_| again);
+    let before = find_shim(&found).filter(|_| again);
     options.added = before
         .map_or(Ok(Vec::new()), parts::added_variables)
         .map_err(one)?;
     let manifest = Manifest::parse(&base).map_err(one)?;
-    let (edits, mut notes) = plan(&manifest, &options)?;
-    let had = |name: &str| shim_of(&found).is_some_and(|shim| shim.variable(name).is_some());
-    if options.service.is_none() && had(SERVICE) {
+    let (edits, mut notes) = plan_edits(&manifest, &options)?;
+    let had = |name: &str| find_shim(&found).is_some_and(|shim| shim.variable(name).is_some());
+    if options.service.is_none() && had(CLUSTER_VARIABLE) {
         notes.push(
             "without --service the shim does not keep the Service kubernetes any more".into(),
         );
     }
-    if options.pass == PassMode::Relay && had(PASS) {
+    if options.pass == PassMode::Relay && had(PASS_VARIABLE) {
         notes.push("without --pass the shim relays every connection again".into());
     }
-    let new = apply_edits(&base, manifest.document(), &edits).map_err(one)?;
+    let new = apply_edits(&base, manifest.document_index(), &edits).map_err(one)?;
     let result = Manifest::parse(&new).map_err(one)?;
     if again && found.root().value() == result.root().value() {
         return Ok(Injection {
@@ -140,14 +145,14 @@ pub fn inject_over(
             options,
         });
     }
-    let fields = |manifest| shim_of(manifest).map(|shim| shim.node().value());
+    let fields = |manifest| find_shim(manifest).map(|shim| shim.node().value());
     if let (Some(Value::Object(was)), Some(now), true) = (fields(&found), fields(&result), again) {
         for (name, _) in was
             .iter()
-            .filter(|(name, was)| !OPTIONAL.contains(&name.as_str()) && now[*name] != **was)
+            .filter(|(name, was)| !OPTIONAL_FIELDS.contains(&name.as_str()) && now[*name] != **was)
         {
             notes.push(format!(
-                "berth inject has reset {name} of the container {SHIM}: change it again"
+                "berth inject has reset {name} of the container {SHIM_CONTAINER}: change it again"
             ));
         }
     }
@@ -161,20 +166,20 @@ pub fn inject_over(
     })
 }
 
-/// Fields of a shim's container that follow from options, or that a new injection keeps. Changes to
-/// all other fields are reset.
-const OPTIONAL: [&str; 5] = ["image", "args", "env", "volumeMounts", "securityContext"];
+/// Fields of the shim's container that follow from options, or that a new injection keeps. If a new
+/// injection resets a change to any other field, a note says so.
+const OPTIONAL_FIELDS: [&str; 5] = ["image", "args", "env", "volumeMounts", "securityContext"];
 
 /// Plans the edits that put a manifest behind berth, and the hints for the operator.
 ///
 /// # Errors
-/// All obstacles.
-pub fn plan(
+/// Every reason why the manifest cannot be put behind berth.
+pub fn plan_edits(
     manifest: &Manifest,
     options: &InjectOptions,
 ) -> Result<(Vec<Edit>, Vec<String>), Vec<Problem>> {
     let mut planner = Planner::new(manifest, options, Wrapping::default());
-    planner.plan();
+    planner.plan_injection();
     if planner.problems.is_empty() {
         Ok((planner.edits, planner.notes))
     } else {
@@ -182,12 +187,13 @@ pub fn plan(
     }
 }
 
-/// The shim of an earlier injection.
-fn shim_of(manifest: &Manifest) -> Option<Container<'_>> {
+/// Finds the shim's container that an earlier injection has added.
+fn find_shim(manifest: &Manifest) -> Option<Container<'_>> {
     let all = manifest
         .containers("initContainers")
         .chain(manifest.containers("containers"));
-    all.into_iter().find(|container| container.name() == SHIM)
+    all.into_iter()
+        .find(|container| container.name() == SHIM_CONTAINER)
 }
 
 struct Planner<'a> {
@@ -216,58 +222,58 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn plan(&mut self) {
+    fn plan_injection(&mut self) {
         self.check_host_network();
-        self.check();
+        self.check_supported();
         self.check_sidecar_support();
         self.check_rollout();
         let port = self
             .record_problem(self.manifest.secure_port())
             .unwrap_or(6443);
-        let ca = self.ca();
-        let (listen, variables) = self.variables(port, ca);
-        let uid = self.uid();
+        let ca = self.find_ca();
+        let (listen, variables) = self.find_addresses_and_shared_variables(port, ca);
+        let uid = self.find_uid();
         let pod = self.manifest.pod_path();
 
         let wrapped = [self.wrapping.binary, "exec", "--"]
             .map(Value::from)
             .to_vec();
-        self.edit(
+        self.add_edit(
             self.container.key("command"),
             Change::Prepend(wrapped),
             "kube-apiserver is started by berth exec, with a 127.x address of its own",
         );
-        for flag in flags::OWN {
-            self.make_file_unique(flag);
+        for flag in flags::PER_INSTANCE_PATHS {
+            self.make_flag_path_unique(flag);
         }
         self.add_audit_log_note();
-        let (delay, watches) = (self.shutdown_delay(), self.watch_grace());
-        self.add(
+        let (delay, watches) = (self.set_shutdown_delay(), self.set_watch_grace());
+        self.add_items(
             self.container.key("env"),
             variables.clone(),
-            "berth exec, the probes and the preStop hook need them",
+            "berth exec, the probes and the preStop hook need these variables",
         );
-        self.add(
+        self.add_items(
             self.container.key("volumeMounts"),
             parts::apiserver_mounts(&self.options.run_dir),
             "the binary, and the directory where the shims of the node meet",
         );
         for probe in PROBES {
-            self.probe(probe, port);
+            self.replace_probe(probe, port);
             let foreign = self
-                .check_foreign(probe, port)
+                .check_probe_of_other_server(probe, port)
                 .map(|problem| problem.message);
             self.notes.extend(foreign);
         }
         self.add_readiness();
-        self.ports();
+        self.remove_ports();
         self.notes.extend(
-            self.other_containers()
+            self.problems_of_other_containers()
                 .into_iter()
                 .map(|other| other.message),
         );
-        self.pre_stop();
-        self.grace(delay, watches);
+        self.add_pre_stop();
+        self.raise_grace_period(delay, watches);
 
         self.check_anonymous();
         let mut mounts = vec![parts::run_mount(&self.options.run_dir)];
@@ -275,25 +281,29 @@ impl<'a> Planner<'a> {
             .into_iter()
             .chain(self.options.probing.files.iter().map(String::as_str))
         {
-            mounts.extend(self.mount(file).filter(|mount| !mounts.contains(mount)));
+            mounts.extend(self.add_mount(file).filter(|mount| !mounts.contains(mount)));
         }
         let mut of_shim = variables;
-        let cluster = self.cluster(&mut of_shim);
+        let cluster = self.add_cluster_variables(&mut of_shim);
         mounts.extend(cluster.map(parts::cluster_mount));
         let image = &self.options.image;
         let low = listen.iter().any(|address| address.port() < 1024);
         let capabilities: &[&str] = if low { &["NET_BIND_SERVICE"] } else { &[] };
-        of_shim.extend(parts::bind_wait_unless_set(&self.options.added));
+        of_shim.extend(parts::make_missing_bind_wait_variable(&self.options.added));
         of_shim.extend(self.options.added.iter().cloned());
         let container = self.manifest.container();
         let group = container
-            .security("runAsGroup")
+            .security_field("runAsGroup")
             .map(|group| ("runAsGroup", group.value()));
-        // Fields of the pod's securityContext apply to the added containers anyway.
+        // The pod's securityContext applies to the added containers anyway, so only the container's
+        // own fields are copied.
         let own = |field| {
             Some((
                 field,
-                container.node().at(&["securityContext", field])?.value(),
+                container
+                    .node()
+                    .find_path(&["securityContext", field])?
+                    .value(),
             ))
         };
         let label: Vec<_> = ["seLinuxOptions", "appArmorProfile"]
@@ -307,7 +317,7 @@ impl<'a> Planner<'a> {
             &of_shim,
             &mounts,
         );
-        self.edit(
+        self.add_edit(
             pod.key("initContainers"),
             Change::Append(vec![parts::make_install_container(image, &self.options.run_dir, uid, &label), shim]),
             "berth-install copies the binary and makes the run directory; berth is the shim, which is stopped after kube-apiserver",
@@ -319,28 +329,31 @@ impl<'a> Planner<'a> {
             }
             None => "for the binary and the run directory",
         };
-        self.add(pod.key("volumes"), volumes, reason);
+        self.add_items(pod.key("volumes"), volumes, reason);
         let annotations = self
             .manifest
             .template_path()
             .key("metadata")
             .key("annotations");
         let original = Value::from(self.original.to_string());
-        self.edit(
-            annotations.key(ORIGINAL),
+        self.add_edit(
+            annotations.key(ORIGINAL_ANNOTATION),
             Change::Set(original),
-            "what was there before, for berth eject",
+            "the original values, for berth eject",
         );
     }
 
     /// Adds the variables with which the shim keeps the Service `kubernetes`. Returns the directory
     /// of the shim's credentials, if any are needed.
-    fn cluster(&mut self, variables: &mut Vec<Value>) -> Option<&'a str> {
+    fn add_cluster_variables(&mut self, variables: &mut Vec<Value>) -> Option<&'a str> {
         let kubeconfig = self.options.service.as_deref()?;
         let is_static = self.manifest.kind() == "Pod";
         let cluster = if is_static { kubeconfig } else { "in-cluster" };
-        variables.push(parts::make_variable(SERVICE, cluster));
-        variables.push(parts::make_field_variable(NODE_NAME, "spec.nodeName"));
+        variables.push(parts::make_variable(CLUSTER_VARIABLE, cluster));
+        variables.push(parts::make_field_variable(
+            NODE_NAME_VARIABLE,
+            "spec.nodeName",
+        ));
         if !is_static {
             self.notes.push(
                 "--service: the pod's service account needs the Roles of berth; see docs/service.md#how-to-turn-it-on"
@@ -351,18 +364,18 @@ impl<'a> Planner<'a> {
         kubeconfig.rsplit_once('/').map(|(directory, _)| directory)
     }
 
-    /// Adds items to a list of named things. In a manifest of kubeadm, the items go to the
-    /// beginning, where kubeadm's patches put them; otherwise to the end.
-    fn add(&mut self, path: Path, values: Vec<Value>, reason: &str) {
+    /// Adds items to a list in which each item has a name. In a manifest of kubeadm, the items go
+    /// to the beginning, where kubeadm's patches put them; otherwise to the end.
+    fn add_items(&mut self, path: Path, values: Vec<Value>, reason: &str) {
         let change = if self.manifest.is_kubeadm() {
             Change::Prepend(values)
         } else {
             Change::Append(values)
         };
-        self.edit(path, change, reason);
+        self.add_edit(path, change, reason);
     }
 
-    fn edit(&mut self, path: Path, change: Change, reason: impl Into<String>) {
+    fn add_edit(&mut self, path: Path, change: Change, reason: impl Into<String>) {
         self.edits.push(Edit {
             path,
             change,
@@ -384,13 +397,13 @@ impl<'a> Planner<'a> {
         if !pod.is_true("hostNetwork") {
             self.add_problem(
                 pod.line,
-                "hostNetwork is not true, so the pod has no address of the node to share: set it to true",
+                "hostNetwork is not true, so the pod has no address of the node to share: set hostNetwork to true",
             );
         }
     }
 
     /// Rejects manifests that cannot be put behind berth.
-    fn check(&mut self) {
+    fn check_supported(&mut self) {
         let (pod, container) = (self.manifest.pod(), self.manifest.apiserver());
         let program = self
             .manifest
@@ -401,28 +414,28 @@ impl<'a> Planner<'a> {
         if basename(program) == "berth" {
             self.add_problem(
                 container.line,
-                "kube-apiserver is behind berth already, but not by berth inject: take berth out by hand first",
+                "kube-apiserver is behind berth already, but berth inject did not write this manifest: remove berth from the manifest by hand first",
             );
         }
         for (parent, list, names) in [
-            (pod, "containers", &[SHIM][..]),
-            (pod, "initContainers", &[SHIM, INSTALL]),
+            (pod, "containers", &[SHIM_CONTAINER][..]),
+            (pod, "initContainers", &[SHIM_CONTAINER, INSTALL_CONTAINER]),
             (pod, "volumes", &VOLUMES),
             (container, "env", &VARIABLES),
         ] {
             for name in names {
-                if let Some((_, there)) = parent.get(list).and_then(|list| list.named(name)) {
+                if let Some((_, there)) = parent.get(list).and_then(|list| list.find_named(name)) {
                     self.add_problem(
                         there.line,
-                        format!("{name} is in {list} already, and berth needs the name: rename it, or take it out"),
+                        format!("{name} is in {list} already, and berth needs the name: rename or remove that entry"),
                     );
                 }
             }
         }
     }
 
-    /// Other containers of the pod. During an upgrade, each runs twice.
-    fn other_containers(&self) -> Vec<Problem> {
+    /// Finds problems with the pod's other containers. During an upgrade, each of them runs twice.
+    fn problems_of_other_containers(&self) -> Vec<Problem> {
         let other = |container: Container<'_>| {
             let cause = format!(
                 "{} runs twice during an upgrade, and two copies cannot share a fixed port or a socket in a hostPath",
@@ -430,7 +443,9 @@ impl<'a> Planner<'a> {
             );
             Problem::new(
                 container.node().line,
-                format!("{cause}: give it a pod of its own, or check that two copies can run"),
+                format!(
+                    "{cause}: give that container a pod of its own, or check that two copies can run"
+                ),
             )
         };
         self.manifest.other_containers().map(other).collect()
@@ -441,21 +456,20 @@ impl<'a> Planner<'a> {
         if let Some((major, minor)) = self
             .manifest
             .version()
-            .filter(|version| *version < SIDECARS)
+            .filter(|version| *version < SIDECAR_RELEASE)
         {
             let line = self.manifest.line_of(&self.container.key("image"));
             self.add_problem(
                 line,
                 format!(
-                    "kube-apiserver is v{major}.{minor}, and before v1.29 Kubernetes drops restartPolicy of an init container, so that \
-                     kube-apiserver would wait for the shim's end and never start: upgrade it first"
+                    "kube-apiserver is v{major}.{minor}: Kubernetes before v1.29 ignores restartPolicy of an init container, so kube-apiserver would wait for the shim to end and never start: upgrade kube-apiserver first"
                 ),
             );
         }
         if self.manifest.version().is_none() {
             let image = self.manifest.image();
             self.notes.push(format!(
-                "the image {image} names no version of kube-apiserver; below v1.29 it would never start behind berth"
+                "the image {image} names no version of kube-apiserver; below v1.29 kube-apiserver would never start behind berth"
             ));
         }
     }
@@ -463,7 +477,10 @@ impl<'a> Planner<'a> {
     /// Checks that an update of the pod starts the new pod first.
     fn check_rollout(&mut self) {
         let spec = self.manifest.root().get("spec");
-        let at = |keys: &[&str]| spec.and_then(|spec| spec.at(keys)).map(YamlNode::value);
+        let at = |keys: &[&str]| {
+            spec.and_then(|spec| spec.find_path(keys))
+                .map(YamlNode::value)
+        };
         let notes = &mut self.notes;
         match self.manifest.kind() {
             "Deployment" => {
@@ -484,17 +501,17 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn uid(&mut self) -> u32 {
-        let Some(user) = self.manifest.container().security("runAsUser") else {
+    fn find_uid(&mut self) -> u32 {
+        let Some(user) = self.manifest.container().security_field("runAsUser") else {
             if let Some(rule) = self
                 .manifest
                 .container()
-                .security("runAsNonRoot")
+                .security_field("runAsNonRoot")
                 .filter(|rule| rule.value() == true)
             {
                 self.add_problem(
                     rule.line,
-                    "runAsNonRoot without runAsUser: the shim must run with the same uid, so set runAsUser",
+                    "runAsNonRoot without runAsUser: the shim must run with kube-apiserver's uid, so set runAsUser",
                 );
             }
             return 0;
@@ -508,25 +525,24 @@ impl<'a> Planner<'a> {
 
     /// Removes declared ports. With hostNetwork, each declared port is a port of the node, and the
     /// kubelet refuses a second pod that declares it.
-    fn ports(&mut self) {
+    fn remove_ports(&mut self) {
         let apiserver = self.manifest.container().name();
         for container in self
             .manifest
-            .lasting_containers()
+            .long_running_containers()
             .filter(|container| container.name() != apiserver)
         {
             let ports = container.node().list("ports");
             let numbers = ports
                 .iter()
-                .filter_map(|port| port.text_of("hostPort").or(port.text_of("containerPort")));
+                .filter_map(|port| port.get_text("hostPort").or(port.get_text("containerPort")));
             let numbers = numbers.collect::<Vec<_>>().join(", ");
             if let Some(first) = ports.first() {
                 let cause = format!(
-                    "{} declares the port {numbers}, and the kubelet refuses a second pod with it",
+                    "{} declares the port {numbers}, and the kubelet refuses a second pod with that port",
                     container.name()
                 );
-                let fix =
-                    "take ports out of that container, which needs none in the node's network";
+                let fix = "remove ports from that container, which needs no declared port in the node's network";
                 self.add_problem(first.line, format!("{cause}: {fix}"));
             }
         }
@@ -538,7 +554,7 @@ impl<'a> Planner<'a> {
             path: self.container.key("ports"),
             change: Change::Remove,
             reason:
-                "with hostNetwork each is a hostPort too, and the second pod would stay Pending"
+                "with hostNetwork each declared port is a hostPort too, and the second pod would stay Pending"
                     .into(),
             // kubeadm writes no comments, and its next upgrade would see a comment as a change.
             comment: !self.manifest.is_kubeadm(),

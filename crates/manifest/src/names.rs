@@ -4,10 +4,11 @@
 /// Path of berth's binary in the apiserver's container.
 pub const BINARY: &str = "/opt/berth/berth";
 
-/// Names of the added containers.
-pub const INSTALL: &str = "berth-install";
-pub const SHIM: &str = "berth";
-/// Volumes of the binary, of the run directory, and of the shim's credentials for the cluster.
+/// Names of the containers that `inject` adds: one copies berth's binary, the other is the shim.
+pub const INSTALL_CONTAINER: &str = "berth-install";
+pub const SHIM_CONTAINER: &str = "berth";
+/// Names of the volumes for the binary, the run directory, and the shim's credentials for the
+/// cluster.
 pub const VOLUMES: [&str; 3] = ["berth-bin", "berth-run", "berth-cluster"];
 /// Variables that are added to the apiserver's container.
 pub const VARIABLES: [&str; 13] = [
@@ -15,7 +16,7 @@ pub const VARIABLES: [&str; 13] = [
     "BERTH_INSTANCE",
     "BERTH_LISTEN",
     "BERTH_RUN_DIR",
-    PASS,
+    PASS_VARIABLE,
     "BERTH_PROBE",
     "BERTH_PROBE_CA",
     "BERTH_PROBE_CERT",
@@ -26,12 +27,13 @@ pub const VARIABLES: [&str; 13] = [
     "BERTH_PROBE_TIMEOUT",
 ];
 
-/// How the apiserver gets its clients, for `berth exec` and the shim.
-pub const PASS: &str = "BERTH_PASS";
+/// The variable of `--pass`, for `berth exec` and the shim: whether the shim relays clients' bytes,
+/// or passes their sockets to kube-apiserver.
+pub const PASS_VARIABLE: &str = "BERTH_PASS";
 
 /// The three probes of a container.
 pub const PROBES: [&str; 3] = ["startupProbe", "livenessProbe", "readinessProbe"];
 
 /// Minimum period and timeout of an exec probe, in seconds. Each probe costs the runtime the start
 /// of a process.
-pub const LEAST: u64 = 5;
+pub const MIN_PROBE_SECONDS: u64 = 5;

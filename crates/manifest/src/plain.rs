@@ -13,38 +13,42 @@ use berth_cluster::yaml::{Data, YamlNode};
 ///
 /// # Errors
 /// The unusual form, and how to write the value instead.
-pub(super) fn check(text: &str, node: &YamlNode) -> Result<(), Problem> {
+pub(super) fn check_plain(text: &str, node: &YamlNode) -> Result<(), Problem> {
     if node.tagged {
-        return Err(refuse(node.line, "a tag (!)", "write the value without it"));
+        return Err(make_refused_form_problem(
+            node.line,
+            "a tag (!)",
+            "write the value without this form",
+        ));
     }
-    if let (Data::Scalar { .. }, Some(at)) = (&node.data, tab_below(text, node.span.end)) {
+    if let (Data::Scalar { .. }, Some(at)) = (&node.data, find_tab(text, node.span.end)) {
         let fix = "indent with spaces (JSON: jq . FILE), and leave empty lines empty";
-        return Err(refuse(
+        return Err(make_refused_form_problem(
             text[..at].matches('\n').count() + 1,
             "a tab at the beginning of a line",
             fix,
         ));
     }
     if node.flow && text[node.span.clone()].starts_with(['?', ':']) {
-        return Err(refuse(
+        return Err(make_refused_form_problem(
             node.line,
             "a text that begins with ? or : inside of brackets",
             "quote it",
         ));
     }
     if node.shared && node.is_null() {
-        return Err(refuse(
+        return Err(make_refused_form_problem(
             node.line,
-            "an anchor or alias (& or *) of nothing",
+            "an anchor or alias (& or *) of an empty value",
             "write null in each place",
         ));
     }
     if node.shared && text[node.span.clone()].starts_with('*') {
-        // The anchored value is checked where it is written.
+        // An alias (`*name`) stands for a value that is checked at its anchor.
         return Ok(());
     }
     if node.flow && !node.entries().is_empty() && !text[node.span.clone()].ends_with('}') {
-        return Err(refuse(
+        return Err(make_refused_form_problem(
             node.line,
             "a pair without braces",
             "write {key: value}",
@@ -52,25 +56,31 @@ pub(super) fn check(text: &str, node: &YamlNode) -> Result<(), Problem> {
     }
     for (key, value) in node.entries() {
         if !is_plain_key(text, key) {
-            return Err(refuse(
+            return Err(make_refused_form_problem(
                 key.line,
-                "a key that is more than a text and its colon",
+                "a key that is not a single text before a colon",
                 "write key: value",
             ));
         }
         if matches!(&key.data, Data::Scalar { text, plain: true } if text == "<<") {
-            return Err(refuse(key.line, "a merge key (<<)", "write its fields out"));
+            return Err(make_refused_form_problem(
+                key.line,
+                "a merge key (<<)",
+                "write its fields out",
+            ));
         }
-        check(text, key)?;
-        check(text, value)?;
+        check_plain(text, key)?;
+        check_plain(text, value)?;
     }
-    node.items().iter().try_for_each(|item| check(text, item))
+    node.items()
+        .iter()
+        .try_for_each(|item| check_plain(text, item))
 }
 
 /// Position of a tab at the beginning of a line after a value that ends at `end`. A value without
 /// quotes may continue on that line, so libyaml ignores the tab; after any other value, libyaml
 /// reports the tab.
-fn tab_below(text: &str, end: usize) -> Option<usize> {
+fn find_tab(text: &str, end: usize) -> Option<usize> {
     let blank = &text[..text.len() - text[end..].trim_start().len()];
     let below = end + blank[end..].find('\n')?;
     Some(below + blank[below..].find('\t')?)
@@ -85,11 +95,8 @@ fn is_plain_key(text: &str, key: &YamlNode) -> bool {
     one && !asked && rest.trim_start_matches([' ', '\t']).starts_with(':')
 }
 
-fn refuse(line: usize, form: &str, fix: &str) -> Problem {
-    Problem::new(
-        line,
-        format!("{form} in a document that is to be edited: {fix}"),
-    )
+fn make_refused_form_problem(line: usize, form: &str, fix: &str) -> Problem {
+    Problem::new(line, format!("{form}, which berth cannot edit: {fix}"))
 }
 
 #[cfg(test)]
@@ -97,16 +104,16 @@ mod tests {
     use super::*;
     use berth_cluster::yaml::parse_documents;
 
-    fn refusal(text: &str) -> Option<String> {
+    fn refusal_message(text: &str) -> Option<String> {
         parse_documents(text)
             .unwrap()
             .iter()
-            .find_map(|document| check(text, document).err())
+            .find_map(|document| check_plain(text, document).err())
             .map(|problem| problem.to_string())
     }
 
     #[test]
-    fn common_forms_are_accepted() {
+    fn common_yaml_forms_are_accepted() {
         for text in [
             "a: 1 # c\n\"b\" : 'x\n  y'\nc:\n- d: [e, {f: g}, {}]\n  h: |\n    ? &a !b *c\t\n-\n  - i: &x [1]\n  - *x\n",
             "{\"a\":1, 'b': [], c: what?,\n d: {}}",
@@ -114,12 +121,12 @@ mod tests {
             "'<<': 1\n",
             "",
         ] {
-            assert_eq!(refusal(text), None, "{text}");
+            assert_eq!(refusal_message(text), None, "{text}");
         }
     }
 
     #[test]
-    fn rare_forms_are_refused() {
+    fn rare_yaml_forms_are_refused() {
         for (text, form) in [
             ("{ ?: a}", "1: a text that"),
             ("a: [?b]", "1: a text that"),
@@ -127,7 +134,7 @@ mod tests {
             ("a:\n- 0 \n \t\nb: 1", "3: a tab at the beginning of a line"),
             (
                 "{\n\t\"a\": {\n\t\t\"b\": \"c\"\n\t}\n}\n",
-                "4: a tab at the beginning of a line in a document that is to be edited: indent with spaces (JSON: jq . FILE)",
+                "4: a tab at the beginning of a line, which berth cannot edit: indent with spaces (JSON: jq . FILE)",
             ),
             ("a:\n- !!str\n", "2: a tag"),
             ("a: !x [1]", "1: a tag"),
@@ -146,7 +153,7 @@ mod tests {
             ("[a: 1]", "a pair without braces"),
             ("a:\n  <<: {b: 1}", "2: a merge key"),
         ] {
-            let refused = refusal(text).unwrap_or_else(|| panic!("{text} is not refused"));
+            let refused = refusal_message(text).unwrap_or_else(|| panic!("{text} is not refused"));
             assert!(refused.contains(form), "{text}: {refused}");
         }
     }

@@ -5,8 +5,8 @@ use super::{Container, Problem};
 use berth_cluster::yaml::{YamlNode, parse_documents};
 use std::net::IpAddr;
 
-/// Kinds with a pod, and the path to the pod.
-const KINDS: [(&str, &[&str]); 5] = [
+/// Kinds of objects that contain a pod, and the path from the object to the pod.
+const POD_KINDS: [(&str, &[&str]); 5] = [
     ("Pod", &[]),
     ("Deployment", &["spec", "template"]),
     ("DaemonSet", &["spec", "template"]),
@@ -18,9 +18,9 @@ const KINDS: [(&str, &[&str]); 5] = [
 const SHELLS: [&str; 5] = ["sh", "bash", "ash", "dash", "busybox"];
 
 /// An annotation that only kubeadm's manifests have.
-const KUBEADM: &str = "kubeadm.kubernetes.io/kube-apiserver.advertise-address.endpoint";
+const KUBEADM_ANNOTATION: &str = "kubeadm.kubernetes.io/kube-apiserver.advertise-address.endpoint";
 
-/// A file with one kube-apiserver.
+/// A manifest file that was parsed and has one kube-apiserver.
 #[derive(Debug, Clone)]
 pub struct Manifest {
     text: String,
@@ -36,7 +36,7 @@ pub struct Manifest {
 
 /// Flags with a value that berth reads or changes. [`berth_exec::args`] refuses the first three
 /// without a value.
-const VALUED: [&str; 8] = [
+const VALUED_FLAGS: [&str; 8] = [
     "bind-address",
     "secure-port",
     "advertise-address",
@@ -71,39 +71,45 @@ impl Manifest {
     pub fn parse(text: &str) -> Result<Self, Problem> {
         let mut found = Vec::new();
         for (document, root) in parse_documents(text)?.into_iter().enumerate() {
-            let kind = root.text_of("kind").unwrap_or_default().to_owned();
+            let kind = root.get_text("kind").unwrap_or_default().to_owned();
             if kind == "List" {
                 return Err(Problem::new(
                     root.line,
-                    "kind: List: give its items as documents of their own (---)",
+                    "kind: List: write each item of the list as a document of its own (---)",
                 ));
             }
-            let Some((_, template)) = KINDS.into_iter().find(|(known, _)| *known == kind) else {
+            let Some((_, template)) = POD_KINDS.into_iter().find(|(known, _)| *known == kind)
+            else {
                 continue;
             };
             let containers = root
-                .at(template)
-                .and_then(|pod| pod.at(&["spec", "containers"]));
+                .find_path(template)
+                .and_then(|pod| pod.find_path(&["spec", "containers"]));
             let containers = containers.map(YamlNode::items).unwrap_or_default();
             let by = |wanted: fn(&YamlNode) -> bool| containers.iter().position(wanted);
             let container = by(runs_apiserver)
-                .or_else(|| by(|it| it.text_of("name") == Some("kube-apiserver")));
+                .or_else(|| by(|it| it.get_text("name") == Some("kube-apiserver")));
             let Some(container) = container else { continue };
             let node = &containers[container];
-            let name = node.text_of("name");
+            let name = node.get_text("name");
             let name = name
-                .ok_or_else(|| Problem::new(node.line, "the container has no name: give it one"))?
+                .ok_or_else(|| {
+                    Problem::new(
+                        node.line,
+                        "the container has no name: give the container a name",
+                    )
+                })?
                 .to_owned();
-            // Edits find the container by its name.
+            // Edits find the container by its name, so no other container may have the name.
             if containers
                 .iter()
-                .filter(|it| it.text_of("name") == Some(&name))
+                .filter(|it| it.get_text("name") == Some(&name))
                 .count()
                 > 1
             {
                 return Err(Problem::new(
                     node.line,
-                    format!("{name} is the name of several containers: rename one"),
+                    format!("{name} is the name of several containers: rename all but one"),
                 ));
             }
             found.push(Self {
@@ -120,8 +126,7 @@ impl Manifest {
         match (found.next(), found.next()) {
             (None, _) => Err(Problem::new(
                 1,
-                "there is no kube-apiserver: no Pod, Deployment or DaemonSet has a container that runs kube-apiserver or \
-                 has its name",
+                "there is no kube-apiserver: no Pod, Deployment or DaemonSet has a container that runs kube-apiserver or is named kube-apiserver",
             )),
             (Some(mut first), None) => {
                 first.words = first.expand_arguments();
@@ -130,7 +135,7 @@ impl Manifest {
             (Some(first), Some(second)) => Err(Problem::new(
                 second.root.line,
                 format!(
-                    "a second kube-apiserver; the first is in line {}: put each into a file of its own",
+                    "a second kube-apiserver; the first kube-apiserver is in line {}: put each kube-apiserver into a file of its own",
                     first.root.line
                 ),
             )),
@@ -141,8 +146,8 @@ impl Manifest {
         &self.text
     }
 
-    /// Index of the document in the file.
-    pub fn document(&self) -> usize {
+    /// Index of kube-apiserver's document among the YAML documents of the file.
+    pub fn document_index(&self) -> usize {
         self.document
     }
 
@@ -150,19 +155,19 @@ impl Manifest {
         &self.root
     }
 
-    /// `Pod`, `Deployment` and so on.
+    /// The object's kind: `Pod`, `Deployment` and so on.
     pub fn kind(&self) -> &str {
-        self.root.text_of("kind").unwrap_or_default()
+        self.root.get_text("kind").unwrap_or_default()
     }
 
     /// True if kubeadm wrote the manifest, and will write it again.
     pub fn is_kubeadm(&self) -> bool {
-        self.annotation(KUBEADM).is_some()
+        self.annotation(KUBEADM_ANNOTATION).is_some()
     }
 
     /// The pod or the pod template.
     pub fn template(&self) -> &YamlNode {
-        self.root.at(self.template).unwrap_or(&self.root)
+        self.root.find_path(self.template).unwrap_or(&self.root)
     }
 
     /// Path of [`Manifest::template`].
@@ -201,10 +206,11 @@ impl Manifest {
 
     /// An annotation of the pod.
     pub fn annotation(&self, name: &str) -> Option<&YamlNode> {
-        self.template().at(&["metadata", "annotations", name])
+        self.template()
+            .find_path(&["metadata", "annotations", name])
     }
 
-    /// [`Manifest::apiserver`] as a container.
+    /// kube-apiserver's container, with its pod.
     pub fn container(&self) -> Container<'_> {
         Container::new(self.apiserver(), self.pod())
     }
@@ -217,20 +223,20 @@ impl Manifest {
     }
 
     /// The containers that run as long as the pod: `containers`, and native sidecars.
-    pub fn lasting_containers(&self) -> impl Iterator<Item = Container<'_>> {
+    pub fn long_running_containers(&self) -> impl Iterator<Item = Container<'_>> {
         let sidecars = self.containers("initContainers");
         sidecars
-            .filter(|it| it.node().text_of("restartPolicy") == Some("Always"))
+            .filter(|it| it.node().get_text("restartPolicy") == Some("Always"))
             .chain(self.containers("containers"))
     }
 
-    /// The lasting containers except kube-apiserver's and berth's.
+    /// The containers that run as long as the pod, except kube-apiserver's and berth's.
     pub fn other_containers(&self) -> impl Iterator<Item = Container<'_>> {
-        self.lasting_containers()
+        self.long_running_containers()
             .filter(|it| it.name() != self.name && !it.runs_berth())
     }
 
-    /// The arguments from the program on: `command`, then `args`.
+    /// The command line of kube-apiserver's container: `command`, then `args`.
     pub fn arguments(&self) -> Vec<&YamlNode> {
         self.container().arguments()
     }
@@ -247,12 +253,12 @@ impl Manifest {
         }
     }
 
-    /// A flag by its name without dashes. The last flag of a name counts.
+    /// Finds a flag by its name without dashes. If the flag is repeated, the last one counts.
     pub fn flag(&self, name: &str) -> Option<Flag<'_>> {
         self.flags(name).pop()
     }
 
-    /// All flags of a name without dashes, for a flag that may be repeated.
+    /// Finds all flags with this name, given without dashes: some flags may be repeated.
     pub fn flags(&self, name: &str) -> Vec<Flag<'_>> {
         let arguments = self.arguments();
         let found = self.words.iter().enumerate().filter_map(|(at, word)| {
@@ -296,7 +302,7 @@ impl Manifest {
     }
 
     pub fn image(&self) -> &str {
-        self.apiserver().text_of("image").unwrap_or_default()
+        self.apiserver().get_text("image").unwrap_or_default()
     }
 
     /// The apiserver's secure port.
@@ -312,7 +318,7 @@ impl Manifest {
             Problem::new(
                 flag.line,
                 format!(
-                    "--secure-port={} is no port: give one, such as 6443",
+                    "--secure-port={} is no port: give a port, such as 6443",
                     flag.value
                 ),
             )
@@ -336,7 +342,7 @@ impl Manifest {
         parse_address(self.flag(flag)?.value)
     }
 
-    /// A path relative to the apiserver's container, or to the pod.
+    /// Returns the path as text, relative to the apiserver's container, or else to the pod.
     pub fn relative_path(&self, path: &Path) -> String {
         let whole = path.to_string();
         let above = [self.apiserver_path(), self.pod_path(), self.template_path()];
@@ -346,13 +352,13 @@ impl Manifest {
         within.map_or_else(|| whole.clone(), ToOwned::to_owned)
     }
 
-    /// Line of the last existing value along a path.
+    /// Returns the line of the last value along a path that exists.
     pub fn line_of(&self, path: &Path) -> usize {
         let (mut node, mut line) = (&self.root, self.root.line);
         for step in &path.0 {
             let next = match step {
-                Step::Key(key) => node.entry(key).map(|(key, value)| (key.line, value)),
-                Step::Name(name) => node.named(name).map(|(_, item)| (item.line, item)),
+                Step::Key(key) => node.find_entry(key).map(|(key, value)| (key.line, value)),
+                Step::Name(name) => node.find_named(name).map(|(_, item)| (item.line, item)),
                 Step::Index(index) => node.items().get(*index).map(|item| (item.line, item)),
             };
             let Some(next) = next else { break };
@@ -389,7 +395,7 @@ impl Manifest {
             return Err(Problem::new(
                 container.line,
                 format!(
-                    "the container {} has no command: write it out, such as command: [kube-apiserver]",
+                    "the container {} has no command: write the command out, such as command: [kube-apiserver]",
                     self.name
                 ),
             ));
@@ -403,17 +409,17 @@ impl Manifest {
                 ),
             ));
         }
-        VALUED
+        VALUED_FLAGS
             .into_iter()
-            .try_for_each(|name| self.check_value(name))
+            .try_for_each(|name| self.check_flag_has_value(name))
     }
 
     /// Checks that a flag has a value. Otherwise the next flag would be read as the value, and
     /// vanish.
-    fn check_value(&self, name: &str) -> Result<(), Problem> {
+    fn check_flag_has_value(&self, name: &str) -> Result<(), Problem> {
         for flag in self.flags(name) {
             let written = self.arguments()[flag.argument];
-            let fix = format!("write --{name}=VALUE, or leave it out");
+            let fix = format!("write --{name}=VALUE, or leave the flag out");
             if flag.apart && flag.value.starts_with("--") {
                 let cause = format!("--{name} has no value, {} follows", flag.value);
                 return Err(Problem::new(flag.line, format!("{cause}: {fix}")));
@@ -532,7 +538,7 @@ mod tests {
             "kind: Service\n---\n{}",
             pod_with("{name: a, command: [kube-apiserver]}")
         );
-        assert_eq!(Manifest::parse(&second).unwrap().document(), 1);
+        assert_eq!(Manifest::parse(&second).unwrap().document_index(), 1);
     }
 
     #[test]
@@ -540,10 +546,13 @@ mod tests {
         let one = pod_with("{name: a, command: [kube-apiserver]}");
         for (text, why) in [
             ("kind: Pod\n", "1: there is no kube-apiserver: "),
-            ("\nkind: List\nitems: []\n", "2: kind: List: give its items"),
+            (
+                "\nkind: List\nitems: []\n",
+                "2: kind: List: write each item",
+            ),
             (
                 &format!("{one}---\n{one}"),
-                "6: a second kube-apiserver; the first is in line 1",
+                "6: a second kube-apiserver; the first kube-apiserver is in line 1",
             ),
         ] {
             assert!(parse_error(text).starts_with(why), "{text}");
@@ -557,7 +566,10 @@ mod tests {
                 "{name: a, command: [kube-apiserver]}\n  - {name: a}",
                 "4: a is the name of several containers",
             ),
-            ("{name: kube-apiserver}", "no command: write it out"),
+            (
+                "{name: kube-apiserver}",
+                "no command: write the command out",
+            ),
             (
                 "{name: kube-apiserver, command: [/bin/sh, -c, kube-apiserver]}",
                 "is a shell (/bin/sh)",
@@ -617,7 +629,7 @@ mod tests {
         let of = |file| {
             manifest
                 .container()
-                .mount_of(file)
+                .find_mount(file)
                 .and_then(|mount| mount.get("name"))
                 .and_then(YamlNode::text)
         };

@@ -6,7 +6,7 @@ use hyper::StatusCode;
 use serde::Serialize;
 use std::fmt::Display;
 
-/// How bad a finding is.
+/// How much a finding matters to the operator, the worst first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
@@ -45,7 +45,10 @@ pub struct Finding {
 
 /// Explains a failed request to the cluster's API, with a fix for each case: unknown credentials, a
 /// forbidden request, or another error.
-pub fn explain(error: &berth_cluster::Error, [unknown, forbidden, failed]: [&str; 3]) -> String {
+pub fn explain_cluster_error(
+    error: &berth_cluster::Error,
+    [unknown, forbidden, failed]: [&str; 3],
+) -> String {
     let fix = match error.status() {
         None => "check that an apiserver answers there",
         Some(StatusCode::UNAUTHORIZED) => unknown,
@@ -57,7 +60,7 @@ pub fn explain(error: &berth_cluster::Error, [unknown, forbidden, failed]: [&str
 
 impl From<FileError> for Refusal {
     fn from(error: FileError) -> Self {
-        if error.is_content() {
+        if error.is_wrong_content() {
             Self::usage(vec![error.to_string()])
         } else {
             Self::unavailable(&error)
@@ -65,7 +68,7 @@ impl From<FileError> for Refusal {
     }
 }
 
-/// Why a command does not start. Nothing was changed.
+/// Why a command refuses to start. The command has changed nothing.
 #[derive(Debug)]
 pub enum Refusal {
     /// The command line or a manifest is wrong.

@@ -3,8 +3,8 @@
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
-/// Asks at intervals of `pause` until an answer counts, for at most `within`. Returns the last
-/// answer.
+/// Repeats a question, with a `pause` after each answer, until `counts` accepts an answer or
+/// `within` is over. Returns the last answer.
 pub async fn ask_until<T>(
     within: Duration,
     pause: Duration,

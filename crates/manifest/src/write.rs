@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 #[rustfmt::skip]
 /// The order in which people write a pod's fields. Other names come last, sorted by the alphabet.
-const ORDER: [&str; 55] = [
+const FIELD_ORDER: [&str; 55] = [
     "apiVersion", "kind", "metadata", "name", "namespace", "labels", "annotations", "spec", "hostNetwork",
     "priorityClassName", "terminationGracePeriodSeconds", "initContainers", "containers", "image",
     "imagePullPolicy", "restartPolicy", "command", "args", "env", "value", "valueFrom", "fieldRef", "ports",
@@ -17,18 +17,18 @@ const ORDER: [&str; 55] = [
     "readOnly", "volumeMounts", "op", "path", "volumes",
 ];
 
-/// The style of a file.
+/// How a file is written, so that added text looks like the text around it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Style {
-    /// Lists are indented deeper than their key.
+    /// True if lists are indented deeper than their key.
     pub(super) indented: bool,
-    /// Keys are sorted by the alphabet, as programs write them.
+    /// True if keys are sorted by the alphabet, as programs write them.
     pub(super) sorted: bool,
-    /// The file is JSON, which is also YAML.
+    /// True if the file is JSON, which is also YAML.
     pub(super) json: bool,
 }
 
-/// A whole document, in the order of fields that people use.
+/// Writes a value as a whole document. The fields are in the order that people use.
 pub fn write_document(value: &Value) -> String {
     let style = Style {
         indented: false,
@@ -37,12 +37,13 @@ pub fn write_document(value: &Value) -> String {
     };
     value
         .as_object()
-        .map(|map| style.fields(0, map))
+        .map(|map| style.write_fields(0, map))
         .unwrap_or_default()
 }
 
 impl Style {
-    /// The style of a document, from its first block list and all of its mappings.
+    /// Finds the style of a document: the indent in its first block list, and the order of keys in
+    /// all its mappings.
     pub(super) fn of(document: &YamlNode) -> Self {
         Self {
             indented: has_indented_lists(document).unwrap_or(true),
@@ -51,8 +52,12 @@ impl Style {
         }
     }
 
-    /// Index of a new key among the present keys.
-    pub(super) fn place<'a>(self, keys: impl Iterator<Item = &'a str>, new: &str) -> usize {
+    /// Returns the index where a new key belongs among the present keys.
+    pub(super) fn find_key_index<'a>(
+        self,
+        keys: impl Iterator<Item = &'a str>,
+        new: &str,
+    ) -> usize {
         let mut place = 0;
         for (at, key) in keys.enumerate() {
             if self.rank(key) <= self.rank(new) {
@@ -66,67 +71,72 @@ impl Style {
         let place = if self.sorted {
             None
         } else {
-            ORDER.iter().position(|known| *known == key)
+            FIELD_ORDER.iter().position(|known| *known == key)
         };
-        (place.unwrap_or(ORDER.len()), key)
+        (place.unwrap_or(FIELD_ORDER.len()), key)
     }
 
-    fn entries(self, map: &Map<String, Value>) -> Vec<(&String, &Value)> {
+    fn sort_entries(self, map: &Map<String, Value>) -> Vec<(&String, &Value)> {
         let mut entries: Vec<_> = map.iter().collect();
         entries.sort_by_key(|(key, _)| self.rank(key));
         entries
     }
 
-    /// The fields of a mapping, as complete lines with this indent.
-    pub(super) fn fields(self, indent: usize, map: &Map<String, Value>) -> String {
-        self.entries(map)
+    /// Writes the fields of a mapping, as complete lines with this indent.
+    pub(super) fn write_fields(self, indent: usize, map: &Map<String, Value>) -> String {
+        self.sort_entries(map)
             .into_iter()
-            .map(|(key, value)| self.entry(indent, key, value))
+            .map(|(key, value)| self.write_entry(indent, key, value))
             .collect()
     }
 
-    /// The items of a list, as complete lines with this indent.
-    pub(super) fn items(self, indent: usize, items: &[Value]) -> String {
-        items.iter().map(|item| self.item(indent, item)).collect()
+    /// Writes the items of a list, as complete lines with this indent.
+    pub(super) fn write_items(self, indent: usize, items: &[Value]) -> String {
+        items
+            .iter()
+            .map(|item| self.write_item(indent, item))
+            .collect()
     }
 
-    /// `key: value`, as complete lines with this indent.
-    pub(super) fn entry(self, indent: usize, key: &str, value: &Value) -> String {
+    /// Writes `key: value`, as complete lines with this indent.
+    pub(super) fn write_entry(self, indent: usize, key: &str, value: &Value) -> String {
         format!(
             "{:indent$}{}{}",
             "",
-            scalar_text(key),
-            self.after_key(indent, value)
+            write_text(key),
+            self.write_after_key(indent, value)
         )
     }
 
-    /// The text from the colon on, after a key at this indent.
-    pub(super) fn after_key(self, indent: usize, value: &Value) -> String {
+    /// Writes the text after a key with this indent: the colon and the value.
+    pub(super) fn write_after_key(self, indent: usize, value: &Value) -> String {
         match value {
-            Value::Object(map) if !map.is_empty() => format!(":\n{}", self.fields(indent + 2, map)),
+            Value::Object(map) if !map.is_empty() => {
+                format!(":\n{}", self.write_fields(indent + 2, map))
+            }
             Value::Array(items) if !items.is_empty() => {
                 format!(
                     ":\n{}",
-                    self.items(if self.indented { indent + 2 } else { indent }, items)
+                    self.write_items(if self.indented { indent + 2 } else { indent }, items)
                 )
             }
             other => format!(": {}\n", write_scalar(other)),
         }
     }
 
-    /// `- value`, as complete lines with this indent.
-    fn item(self, indent: usize, value: &Value) -> String {
+    /// Writes `- value`, as complete lines with this indent.
+    fn write_item(self, indent: usize, value: &Value) -> String {
         let lines = match value {
-            Value::Object(map) if !map.is_empty() => self.fields(indent + 2, map),
-            Value::Array(items) if !items.is_empty() => self.items(indent + 2, items),
+            Value::Object(map) if !map.is_empty() => self.write_fields(indent + 2, map),
+            Value::Array(items) if !items.is_empty() => self.write_items(indent + 2, items),
             other => return format!("{:indent$}- {}\n", "", write_scalar(other)),
         };
         // The first key is on the same line as the dash.
         format!("{:indent$}- {}", "", &lines[indent + 2..])
     }
 
-    /// A value inside of `[…]` or `{…}`.
-    pub(super) fn flow(self, value: &Value) -> String {
+    /// Writes a value that stands inside of `[…]` or `{…}`.
+    pub(super) fn write_flow(self, value: &Value) -> String {
         match value {
             Value::String(text) => {
                 // In flow style, more characters end a text than in a block, and parsers disagree
@@ -134,7 +144,7 @@ impl Style {
                 let safe = text
                     .chars()
                     .all(|c| c.is_ascii_alphanumeric() || "-_./=".contains(c));
-                let plain = scalar_text(text);
+                let plain = write_text(text);
                 if safe && !self.json && plain == *text {
                     plain
                 } else {
@@ -146,16 +156,16 @@ impl Style {
                     "[{}]",
                     items
                         .iter()
-                        .map(|item| self.flow(item))
+                        .map(|item| self.write_flow(item))
                         .collect::<Vec<_>>()
                         .join(", ")
                 )
             }
             Value::Object(map) => {
-                let entry = |(key, value): (&String, &Value)| self.flow_entry(key, value);
+                let entry = |(key, value): (&String, &Value)| self.write_flow_entry(key, value);
                 format!(
                     "{{{}}}",
-                    self.entries(map)
+                    self.sort_entries(map)
                         .into_iter()
                         .map(entry)
                         .collect::<Vec<_>>()
@@ -166,30 +176,34 @@ impl Style {
         }
     }
 
-    /// `key: value` inside of `{…}`.
-    pub(super) fn flow_entry(self, key: &str, value: &Value) -> String {
-        format!("{}: {}", self.flow(&key.into()), self.flow(value))
+    /// Writes `key: value` for the inside of `{…}`.
+    pub(super) fn write_flow_entry(self, key: &str, value: &Value) -> String {
+        format!(
+            "{}: {}",
+            self.write_flow(&key.into()),
+            self.write_flow(value)
+        )
     }
 }
 
-/// A value on one line of a block: a scalar, `[]` or `{}`.
+/// Writes a value on one line of a block: a scalar, `[]` or `{}`.
 pub(super) fn write_scalar(value: &Value) -> String {
     match value {
-        Value::String(text) => scalar_text(text),
+        Value::String(text) => write_text(text),
         other => other.to_string(),
     }
 }
 
-/// A text with the necessary quotes. The quotes are those of Go's YAML library, so the result
+/// Writes a text, in quotes if necessary. The quotes are those of Go's YAML library, so the result
 /// equals the output of kubeadm.
-fn scalar_text(text: &str) -> String {
+fn write_text(text: &str) -> String {
     if !text.chars().all(is_printable) {
         return quote(text);
     }
     if text.is_empty()
         || !resolve_scalar(text).is_string()
         || looks_like_number(text)
-        || is_special(text)
+        || is_infinity_nan_or_merge(text)
     {
         return format!("\"{text}\"");
     }
@@ -206,7 +220,8 @@ fn scalar_text(text: &str) -> String {
     text.to_owned()
 }
 
-/// A text in double quotes. YAML accepts JSON's escapes, but requires escapes for more characters.
+/// Writes a text in double quotes. YAML accepts JSON's escapes, but requires escapes for more
+/// characters.
 fn quote(text: &str) -> String {
     let mut quoted = String::new();
     for c in Value::from(text).to_string().chars() {
@@ -229,8 +244,8 @@ fn is_printable(c: char) -> bool {
         )
 }
 
-/// True for numbers unknown to JSON, and for the merge key.
-fn is_special(text: &str) -> bool {
+/// True for infinity and NaN, which JSON does not have, and for the merge key `<<`.
+fn is_infinity_nan_or_merge(text: &str) -> bool {
     let name = text.strip_prefix(['-', '+']).unwrap_or(text);
     text == "<<" || matches!(name, ".inf" | ".Inf" | ".INF" | ".nan" | ".NaN" | ".NAN")
 }
@@ -238,7 +253,7 @@ fn is_special(text: &str) -> bool {
 /// True for texts that YAML 1.1 parsers read as a number or a time: hexadecimal, octal, base 60,
 /// dates.
 fn looks_like_number(text: &str) -> bool {
-    // Go removes each _ first.
+    // Go's YAML library drops each _ before it reads a number.
     let digits = text.trim_start_matches(['-', '+', '_']);
     let number =
         |c: char| c.is_ascii_digit() || matches!(c, '_' | ':' | '.' | '-' | 'e' | 'E' | '+');
@@ -299,7 +314,7 @@ mod tests {
             "10.0.0.5",
         ];
         for text in same {
-            assert_eq!(scalar_text(text), text);
+            assert_eq!(write_text(text), text);
         }
         for text in [
             "",
@@ -320,7 +335,7 @@ mod tests {
             ".NaN",
             "<<",
         ] {
-            assert_eq!(scalar_text(text), format!("\"{text}\""));
+            assert_eq!(write_text(text), format!("\"{text}\""));
         }
         for text in [
             "{\"a\":1}",
@@ -332,15 +347,15 @@ mod tests {
             " a",
             "a:",
         ] {
-            assert_eq!(scalar_text(text), format!("'{text}'"));
+            assert_eq!(write_text(text), format!("'{text}'"));
         }
         assert_eq!(
-            (scalar_text("'a'"), scalar_text("a\nb")),
+            (write_text("'a'"), write_text("a\nb")),
             ("'''a'''".into(), "\"a\\nb\"".into())
         );
         // Line ends of YAML 1.1, and forbidden characters, none of which JSON escapes.
         assert_eq!(
-            scalar_text("é\u{85}\u{2028}\u{7f}\u{ffff}\""),
+            write_text("é\u{85}\u{2028}\u{7f}\u{ffff}\""),
             "\"é\\u0085\\u2028\\u007f\\uffff\\\"\""
         );
         let flow = |text: &str| {
@@ -349,7 +364,7 @@ mod tests {
                 sorted: true,
                 json: false,
             }
-            .flow(&text.into())
+            .write_flow(&text.into())
         };
         for text in ["a", "--a=/b.c", "10m", "-_"] {
             assert_eq!(flow(text), text);
@@ -385,7 +400,7 @@ mod tests {
                 sorted,
                 json: false,
             }
-            .place(["command", "image", "name"].into_iter(), new)
+            .find_key_index(["command", "image", "name"].into_iter(), new)
         };
         assert_eq!(
             (place(true, "env"), place(false, "env"), place(true, "a")),
@@ -402,10 +417,10 @@ mod tests {
             let items: Vec<_> = texts.iter().map(|text| json!({"k": text, "l": [[text, 1], {}], "m": {"n": [true]}})).collect();
             let value = json!({"a": items, "b": texts});
             let style = Style { indented, sorted: true, json: false };
-            let text: String = value.as_object().unwrap().iter().map(|(key, value)| style.entry(2, key, value)).collect();
+            let text: String = value.as_object().unwrap().iter().map(|(key, value)| style.write_entry(2, key, value)).collect();
             proptest::prop_assert_eq!(&parse_documents(&text).unwrap()[0].value(), &value);
             for json in [false, true] {
-                let text = Style { json, ..style }.flow(&value);
+                let text = Style { json, ..style }.write_flow(&value);
                 proptest::prop_assert_eq!(&parse_documents(&text).unwrap()[0].value(), &value);
             }
         }

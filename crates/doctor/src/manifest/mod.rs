@@ -1,10 +1,10 @@
-//! Checks of the text of a manifest.
+//! Checks that need only the text of a manifest.
 
 mod credentials;
 mod volumes;
 
 use super::checks::*;
-use super::layout::{Berth, HOST_IP, Layout, ParsedOptions, uid_of};
+use super::layout::{BerthContainer, HOST_IP, Layout, ParsedOptions, find_uid};
 use super::options::{self, is_covered};
 use super::{Case, Check, Finding};
 use berth_manifest::inject::{self, Lapse, Wrapping, find_lapses};
@@ -23,22 +23,22 @@ pub(super) fn examine(case: &Case<'_>) -> Vec<Finding> {
         case,
         findings: Vec::new(),
     };
-    match Layout::of(case.manifest) {
-        None => examiner.without_berth(),
-        Some(layout) => examiner.behind_berth(&layout),
+    match Layout::from_manifest(case.manifest) {
+        None => examiner.examine_without_berth(),
+        Some(layout) => examiner.examine_behind_berth(&layout),
     }
-    examiner.version();
+    examiner.check_version();
     examiner.findings
 }
 
-/// Collects findings in one file.
+/// Collects the findings about one manifest.
 struct Examiner<'a> {
     case: &'a Case<'a>,
     findings: Vec<Finding>,
 }
 
 impl Examiner<'_> {
-    fn found(
+    fn add_finding(
         &mut self,
         check: Check,
         line: usize,
@@ -46,64 +46,66 @@ impl Examiner<'_> {
         fix: impl Into<String>,
     ) {
         self.findings
-            .push(check.at(self.case.line(line), cause, fix));
+            .push(check.make_finding(self.case.format_place(line), cause, fix));
     }
 
-    /// Reports --peer-ca-file: with this flag, peers identify a kube-apiserver by the name of its
-    /// host. No other flag is checked. Without a CA, kube-apiserver asks no peers, and with a CA
-    /// but without the feature gate (on since 1.36), kube-apiserver does not start.
-    fn peer_proxy(&mut self) {
+    /// Reports --peer-ca-file, with which peers identify a kube-apiserver by the name of its host.
+    /// No other flag matters: without a CA, kube-apiserver asks no peers, and with a CA but without
+    /// the feature gate (on since 1.36), it does not start.
+    fn check_peer_proxy(&mut self) {
         let flag = self
             .case
             .manifest
             .flag("peer-ca-file")
             .filter(|flag| !flag.value.is_empty());
         if let Some(flag) = flag {
-            self.found(
+            self.add_finding(
                 PEER_PROXY,
                 flag.line,
-                "--peer-ca-file turns on the mixed version proxy, which identifies kube-apiservers by host name: during an upgrade \
-                 the two of this node look like one, neither forwards requests to the other, and the old one removes the entry of \
-                 both when it stops; for up to 10 s, other nodes answer 503 or 404 to requests that only this node can serve",
-                "take --peer-ca-file out, unless other control-plane nodes need it more (docs/doctor.md)",
+                "--peer-ca-file turns on the mixed version proxy, which identifies kube-apiservers by host name: during an upgrade, the \
+                 two kube-apiservers of this node look like one; neither forwards requests to the other, and the old kube-apiserver \
+                 removes their common entry when it stops; for up to 10 s after this, other nodes answer 503 or 404 to requests that \
+                 only this node can serve",
+                "remove --peer-ca-file, unless other control-plane nodes need the flag more (docs/doctor.md)",
             );
         }
     }
 
-    /// Other nodes and pods dial the address that kube-apiserver advertises, by way of the Service
-    /// `kubernetes`.
-    fn loopback(&mut self, layout: &Layout<'_>) {
+    /// Reports an advertised address on loopback. kube-apiserver puts this address into the Service
+    /// `kubernetes`. Other nodes and pods dial kube-apiserver through this Service.
+    fn check_loopback(&mut self, layout: &Layout<'_>) {
         let berth = options::berth_address(&layout.apiserver.parsed).map(|berth| berth.ip());
         let advertised = self.case.manifest.advertise_address().or(berth);
         if let Some((cause, fix)) = inject::find_loopback(advertised.into_iter().chain(berth)) {
             let flag = self.case.manifest.flag("advertise-address");
             let line = flag.map_or(layout.apiserver.container.node().line, |flag| flag.line);
-            self.found(LOOPBACK_ADDRESS, line, cause, fix);
+            self.add_finding(LOOPBACK_ADDRESS, line, cause, fix);
         }
     }
 
-    fn version(&mut self) {
+    fn check_version(&mut self) {
         let (manifest, image) = (self.case.manifest, self.case.manifest.image());
         if manifest.version().is_none() {
-            self.found(
+            self.add_finding(
                 NOT_CHECKED,
                 manifest.line_of(&manifest.apiserver_path().key("image")),
-                format!("the image {image} names no version of kube-apiserver: not checked are the minimum for native sidecars (v1.29) and \
-                         the version skew to the running kube-apiserver"),
-                "name it by its tag; a digest may follow (kube-apiserver:v1.36.3@sha256:…)",
+                format!("the image {image} names no version of kube-apiserver: doctor checks neither the minimum version for native \
+                         sidecars (v1.29) nor the version skew to the running kube-apiserver"),
+                "give the image a tag; a digest may follow (kube-apiserver:v1.36.3@sha256:…)",
             );
         }
     }
 
-    /// Reports the changes that `berth inject` would make, and the obstacles.
-    fn without_berth(&mut self) {
+    /// Reports that the manifest has no berth, and what `berth inject` would change or why it would
+    /// refuse.
+    fn examine_without_berth(&mut self) {
         let manifest = self.case.manifest;
         let command = manifest
             .apiserver()
             .get("command")
             .map_or(manifest.apiserver().line, |command| command.line);
-        let cause = "kube-apiserver is started without berth, so it holds its port alone and a second one cannot start";
-        match inject::plan(manifest, &inject::InjectOptions::default()) {
+        let cause = "kube-apiserver is started without berth, so it holds its port alone and a second kube-apiserver cannot start";
+        match inject::plan_edits(manifest, &inject::InjectOptions::default()) {
             Ok((edits, _)) => {
                 let mut names: Vec<_> = edits
                     .iter()
@@ -114,19 +116,19 @@ impl Examiner<'_> {
                     .for_each(|name| name.truncate(name.find(['.', '[']).unwrap_or(name.len())));
                 names.dedup();
                 let fix = format!(
-                    "`berth inject FILE --image IMAGE --diff` shows the {} changes that put it behind berth (of {}), \
-                     and --write makes them; an upgrade without them is checked by `berth bridge --dry-run`",
+                    "`berth inject FILE --image IMAGE --diff` shows the {} changes (of {}) that put kube-apiserver behind berth, and \
+                     --write makes these changes; `berth bridge --dry-run` checks an upgrade without these changes",
                     edits.len(),
                     names.join(", ")
                 );
-                self.found(NOT_BEHIND_BERTH, command, cause, fix);
+                self.add_finding(NOT_BEHIND_BERTH, command, cause, fix);
             }
             Err(problems) => {
-                let fix = "fix what is in the way (inject-refuses), then `berth inject FILE --image IMAGE --diff`";
-                self.found(NOT_BEHIND_BERTH, command, cause, fix);
+                let fix = "fix the findings of inject-refuses, then run `berth inject FILE --image IMAGE --diff`";
+                self.add_finding(NOT_BEHIND_BERTH, command, cause, fix);
                 for problem in problems {
-                    let (cause, fix) = problem.parts();
-                    self.found(
+                    let (cause, fix) = problem.cause_and_fix();
+                    self.add_finding(
                         INJECT_REFUSES,
                         problem.line,
                         format!("berth inject: {cause}"),
@@ -135,65 +137,65 @@ impl Examiner<'_> {
                 }
             }
         }
-        // inject fixes the other checks, but leaves these three to the operator.
-        self.rules(Wrapping::default(), |check| {
+        // `berth inject` fixes what the other checks find, but leaves these three to the operator.
+        self.check_inject_rules(Wrapping::default(), |check| {
             [UPDATE_STRATEGY, PROBE_ELSEWHERE, OTHER_CONTAINER].contains(&check)
         });
     }
 
-    fn behind_berth(&mut self, layout: &Layout<'_>) {
-        let serving = layout.serving();
+    fn examine_behind_berth(&mut self, layout: &Layout<'_>) {
+        let serving = layout.serving_berth();
         let probe = serving.and_then(|berth| options::probe_args(&berth.parsed));
         let wrapping = Wrapping::default();
         let wrapping = Wrapping {
             binary: layout.binary,
-            words: 0,
-            // Options that cannot be seen are not judged.
+            inserted_arguments: 0,
+            // If the probe's options cannot be seen, assume that the probe has credentials.
             credentials: probe.is_none_or(is_authenticated),
             drain: serving
                 .and_then(|berth| options::drain_timeout(&berth.parsed))
                 .unwrap_or(wrapping.drain),
         };
-        // A shim for the whole node goes on serving when this apiserver stops, so no preStop hook
-        // has to drain it.
-        self.rules(wrapping, |check| serving.is_some() || check != PRE_STOP);
-        self.options(&layout.apiserver);
+        // If no container of the pod is a shim, a shim for the whole node serves. It goes on when
+        // this apiserver stops, so no preStop hook is needed.
+        self.check_inject_rules(wrapping, |check| serving.is_some() || check != PRE_STOP);
+        self.check_options(&layout.apiserver);
         if let Some(shim) = &layout.shim {
-            self.options(shim);
-            self.same_place(&layout.apiserver, shim);
-            self.same_pass(&layout.apiserver, shim);
-            self.same_uid(layout, shim);
-            self.start(shim);
+            self.check_options(shim);
+            self.check_same_place_options(&layout.apiserver, shim);
+            self.check_pass_values(&layout.apiserver, shim);
+            self.check_uid(layout, shim);
+            self.check_shim_restart_policy(shim);
         } else if serving.is_none() {
-            self.found(
+            self.add_finding(
                 SHIM_MISSING,
                 layout.apiserver.container.node().line,
                 "no container of the pod runs `berth serve`",
-                "add the shim (`berth inject`); with a shim for the whole node (`berth serve --discover`), check that it runs",
+                "add the shim (`berth inject`), or check that the shim for the whole node (`berth serve --discover`) runs",
             );
         }
-        self.peer_proxy();
-        self.loopback(layout);
-        self.run_dir(layout);
-        self.seccomp(&layout.apiserver);
-        self.authentication(probe);
+        self.check_peer_proxy();
+        self.check_loopback(layout);
+        self.check_run_dir(layout);
+        self.check_seccomp(&layout.apiserver);
+        self.check_authentication(probe);
         if let Some(serving) = serving {
-            self.advertised(serving);
-            self.credentials(serving);
+            self.check_advertised_address(serving);
+            self.check_credentials(serving);
         }
     }
 
-    /// Checks for a shim that is an ordinary init container. The kubelet would wait for its end
-    /// before starting kube-apiserver, and a shim never ends.
-    fn start(&mut self, shim: &Berth<'_>) {
+    /// Reports a shim in an ordinary init container. The kubelet would wait for the container's end
+    /// before it starts kube-apiserver, and a shim never ends.
+    fn check_shim_restart_policy(&mut self, shim: &BerthContainer<'_>) {
         let (node, name) = (shim.container.node(), shim.container.name());
         let is_init = self
             .case
             .manifest
             .containers("initContainers")
             .any(|container| container.name() == name);
-        if is_init && node.text_of("restartPolicy") != Some("Always") {
-            self.found(
+        if is_init && node.get_text("restartPolicy") != Some("Always") {
+            self.add_finding(
                 SHIM_BLOCKS_START,
                 node.line,
                 format!(
@@ -204,8 +206,8 @@ impl Examiner<'_> {
         }
     }
 
-    /// Reports the changes that inject's own rules would still make.
-    fn rules(&mut self, wrapping: Wrapping<'_>, wanted: impl Fn(Check) -> bool) {
+    /// Reports what inject's rules would still change in the manifest, for the wanted checks.
+    fn check_inject_rules(&mut self, wrapping: Wrapping<'_>, wanted: impl Fn(Check) -> bool) {
         for Lapse {
             check,
             line,
@@ -218,28 +220,28 @@ impl Examiner<'_> {
                 .copied()
                 .find(|known| known.id == check && wanted(*known))
             {
-                self.found(check, line, cause, fix);
+                self.add_finding(check, line, cause, fix);
             }
         }
     }
 
-    /// Reports the errors that berth itself would find in its options.
-    fn options(&mut self, berth: &Berth<'_>) {
+    /// Reports mistakes in berth's options, as berth itself would report them.
+    fn check_options(&mut self, berth: &BerthContainer<'_>) {
         let (name, line) = (berth.container.name(), berth.container.node().line);
         if matches!(berth.parsed, ParsedOptions::Unseen) {
             let cause =
                 format!("options of berth in the container {name} come from a ConfigMap or Secret");
-            self.found(
+            self.add_finding(
                 NOT_CHECKED,
                 line,
                 cause,
-                "write them into the manifest to have them checked",
+                "write the options into the manifest to have them checked",
             );
             return;
         }
         for mistake in options::list_mistakes(&berth.parsed) {
             let (cause, fix) = split_cause_and_fix(&mistake);
-            self.found(
+            self.add_finding(
                 BERTH_OPTIONS,
                 line,
                 format!("berth {} in {name}: {cause}", berth.command),
@@ -249,17 +251,18 @@ impl Examiner<'_> {
         let Some(place) = options::place_args(&berth.parsed) else {
             return;
         };
+        let line_of = |name: &str| {
+            let variable = berth.container.variable(name);
+            variable.map_or(line, |variable| variable.line)
+        };
         let unique = |id: &str| id.contains("metadata.uid") || id.contains("metadata.name");
         if let Some(id) = place.instance.as_deref().filter(|id| !unique(id)) {
-            let line = berth
-                .container
-                .variable("BERTH_INSTANCE")
-                .map_or(line, |variable| variable.line);
-            self.found(
+            let line = line_of("BERTH_INSTANCE");
+            self.add_finding(
                 INSTANCE_NOT_UNIQUE,
                 line,
-                format!("the instance in {name} is {id} in every pod, and a second instance of the same name does not start"),
-                "take it from the pod: BERTH_INSTANCE with valueFrom: {fieldRef: {fieldPath: metadata.uid}}",
+                format!("the instance name in {name} is {id} in every pod, and a second instance of the same name does not start"),
+                "take the name from the pod: BERTH_INSTANCE with valueFrom: {fieldRef: {fieldPath: metadata.uid}}",
             );
         }
         let from_node = place
@@ -267,11 +270,8 @@ impl Examiner<'_> {
             .first()
             .is_some_and(|address| address.starts_with(HOST_IP));
         if from_node && berth.command != "serve" && self.case.manifest.kind() == "Pod" {
-            let line = berth
-                .container
-                .variable("BERTH_LISTEN")
-                .map_or(line, |variable| variable.line);
-            self.found(
+            let line = line_of("BERTH_LISTEN");
+            self.add_finding(
                 HOST_IP_UNKNOWN,
                 line,
                 "the address is the pod's status.hostIP, which for a static pod may be empty at first, or differ from \
@@ -281,7 +281,11 @@ impl Examiner<'_> {
         }
     }
 
-    fn same_place(&mut self, apiserver: &Berth<'_>, shim: &Berth<'_>) {
+    fn check_same_place_options(
+        &mut self,
+        apiserver: &BerthContainer<'_>,
+        shim: &BerthContainer<'_>,
+    ) {
         let (Some(own), Some(other)) = (
             options::place_args(&apiserver.parsed),
             options::place_args(&shim.parsed),
@@ -291,10 +295,10 @@ impl Examiner<'_> {
         let run_dir = |place: &PlaceArgs| run_dir_of(place).to_owned();
         let mut differ = Vec::new();
         if own.listen.first() != other.listen.first() {
-            differ.push("the berth (the first BERTH_LISTEN)");
+            differ.push("the first listen address (BERTH_LISTEN)");
         }
-        // A shim with --backend or --discover does not look for the instance that BERTH_INSTANCE
-        // names, so the two names may differ.
+        // With --backend or --discover, a shim does not look for the instance that BERTH_INSTANCE
+        // names. Then the two names may differ.
         let named = matches!(shim.parsed.command(), Some(PodCommand::Serve(serve))
             if serve.backend.is_none() && !serve.discover);
         if named && own.instance != other.instance {
@@ -307,10 +311,10 @@ impl Examiner<'_> {
             let line = shim.container.node().line;
             let (own, other) = (apiserver.container.name(), shim.container.name());
             let cause = format!(
-                "{own} and {other} do not find each other, since they differ in {}",
+                "{own} and {other} do not find each other: they differ in {}",
                 differ.join(", ")
             );
-            self.found(
+            self.add_finding(
                 BERTH_DIFFERS,
                 line,
                 cause,
@@ -319,8 +323,9 @@ impl Examiner<'_> {
         }
     }
 
-    /// Sockets are passed only if both containers ask for it.
-    fn same_pass(&mut self, apiserver: &Berth<'_>, shim: &Berth<'_>) {
+    /// Reports containers with different values of --pass. Clients' sockets are passed only if both
+    /// the shim and kube-apiserver's container want it.
+    fn check_pass_values(&mut self, apiserver: &BerthContainer<'_>, shim: &BerthContainer<'_>) {
         if [apiserver, shim]
             .iter()
             .any(|berth| berth.parsed.command().is_none())
@@ -336,48 +341,52 @@ impl Examiner<'_> {
                 shim.container.name(),
                 other.as_str()
             );
-            let fix = "give both the same BERTH_PASS, as `berth inject --pass …` does";
-            self.found(PASS_DIFFERS, shim.container.node().line, cause, fix);
+            let fix = "give both containers the same BERTH_PASS, as `berth inject --pass …` does";
+            self.add_finding(PASS_DIFFERS, shim.container.node().line, cause, fix);
         }
     }
 
-    /// A Localhost seccomp profile has to allow the system calls of a supervisor.
-    fn seccomp(&mut self, apiserver: &Berth<'_>) {
-        let profile = apiserver.container.security("seccompProfile");
-        let profile = profile.filter(|profile| profile.text_of("type") == Some("Localhost"));
+    /// Reports a seccomp profile of type Localhost: it has to allow the system calls of a
+    /// supervisor, which doctor cannot see.
+    fn check_seccomp(&mut self, apiserver: &BerthContainer<'_>) {
+        let profile = apiserver.container.security_field("seccompProfile");
+        let profile = profile.filter(|profile| profile.get_text("type") == Some("Localhost"));
         if let Some(profile) =
             profile.filter(|_| options::pass_mode(&apiserver.parsed) != PassMode::Relay)
         {
-            let file = profile.text_of("localhostProfile").unwrap_or_default();
-            self.found(
+            let file = profile.get_text("localhostProfile").unwrap_or_default();
+            self.add_finding(
                 NOT_CHECKED,
                 profile.line,
-                format!("the seccomp profile {file} is not checked: `berth exec --pass` cannot supervise kube-apiserver if it forbids that"),
-                "allow seccomp(2) in it and name no listenerPath, or use RuntimeDefault",
+                format!("the seccomp profile {file} is not checked: `berth exec --pass` cannot supervise kube-apiserver if the profile forbids seccomp(2)"),
+                "allow seccomp(2) in the profile and name no listenerPath, or use RuntimeDefault",
             );
         }
     }
 
-    fn same_uid(&mut self, layout: &Layout<'_>, shim: &Berth<'_>) {
-        let (own, other) = (uid_of(layout.apiserver.container), uid_of(shim.container));
+    fn check_uid(&mut self, layout: &Layout<'_>, shim: &BerthContainer<'_>) {
+        let (own, other) = (
+            find_uid(layout.apiserver.container),
+            find_uid(shim.container),
+        );
         if own != other {
-            let security = shim.container.security("runAsUser");
+            let security = shim.container.security_field("runAsUser");
             let line = security.map_or(shim.container.node().line, |user| user.line);
-            self.found(
+            self.add_finding(
                 UID_MISMATCH,
                 line,
                 format!(
-                    "the shim runs as uid {other}, kube-apiserver as uid {own}: only sockets of one uid share a port, and \
-                     the run directory is of one uid"
+                    "the shim runs as uid {other}, kube-apiserver as uid {own}: only sockets of one uid can share a port, and only one \
+                     uid can use the run directory"
                 ),
                 format!("set securityContext.runAsUser: {own} in the container {}", shim.container.name()),
             );
         }
     }
 
-    /// Checks that the shim listens on the advertised address, to which the Service `kubernetes`
-    /// leads pods.
-    fn advertised(&mut self, serving: &Berth<'_>) {
+    /// Reports an advertised address on which the shim does not listen: pods dial that address
+    /// through the Service `kubernetes`.
+    fn check_advertised_address(&mut self, serving: &BerthContainer<'_>) {
         let manifest = self.case.manifest;
         let listen = options::listen_addresses(&serving.parsed);
         let (Some(flag), Some(ip)) = (
@@ -391,17 +400,17 @@ impl Examiner<'_> {
         };
         if !ip.is_loopback() && !is_covered(SocketAddr::new(ip, port), &listen) {
             let cause = format!(
-                "the shim does not listen on {ip}, to which the Service kubernetes leads: pods are refused"
+                "the shim does not listen on {ip}, an address of the Service kubernetes: connections from pods are refused"
             );
             let fix = format!(
                 "add {ip}:{port} to `berth inject --listen …`; if the address is a router's, there is nothing to do"
             );
-            self.found(ADVERTISED, flag.line, cause, fix);
+            self.add_finding(ADVERTISED, flag.line, cause, fix);
         }
     }
 
-    /// Checks that kube-apiserver authorizes the probe.
-    fn authentication(&mut self, probe: Option<&ProbeArgs>) {
+    /// Reports a probe that kube-apiserver would not authorize.
+    fn check_authentication(&mut self, probe: Option<&ProbeArgs>) {
         let Some(probe) = probe.filter(|probe| probe.probe == ProbeKind::Https) else {
             return;
         };
@@ -415,11 +424,11 @@ impl Examiner<'_> {
         };
         let seen = self.case.node.and_then(|node| node.authentication.as_ref());
         let fix = "give the probe credentials (--probe-cert and --probe-key, or --probe-token-file), or allow anonymous \
-                    requests to /readyz and /livez (anonymous.conditions in that file)";
+                    requests to /readyz and /livez (anonymous.conditions in the --authentication-config file)";
         match seen.map(|text| options::allows_anonymous_probes(text)) {
             Some(Ok(true)) => {}
             Some(Ok(false)) => {
-                self.found(
+                self.add_finding(
                     ANONYMOUS_AUTH,
                     flag.line,
                     format!(
@@ -430,14 +439,14 @@ impl Examiner<'_> {
                 );
             }
             Some(Err(why)) => {
-                self.found(
+                self.add_finding(
                     AUTHENTICATION_CONFIG,
                     flag.line,
                     format!("{} cannot be read: {why}", flag.value),
                     fix,
                 );
             }
-            None => self.found(
+            None => self.add_finding(
                 AUTHENTICATION_CONFIG,
                 flag.line,
                 format!(
@@ -450,7 +459,7 @@ impl Examiner<'_> {
     }
 }
 
-/// True if the probe has credentials, or needs none.
+/// True if the probe sends credentials, or is a probe that needs none.
 fn is_authenticated(probe: &ProbeArgs) -> bool {
     probe.probe == ProbeKind::Tcp || probe.probe_cert.is_some() || probe.probe_token_file.is_some()
 }

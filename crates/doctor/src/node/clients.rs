@@ -1,18 +1,18 @@
-//! The addresses at which clients reach kube-apiserver, and a check that the shim listens there. By
-//! default, kube-apiserver listens on every address of its node. A shim listens only on the
-//! addresses given to it, so a client that dials any other address is refused as soon as the shim
-//! has taken kube-apiserver's place.
+//! Finds the addresses at which clients reach kube-apiserver, and checks that the shim listens
+//! there. By default, kube-apiserver listens on every address of its node. A shim listens only on
+//! the addresses given to it, so a client that dials any other address is refused as soon as the
+//! shim has taken kube-apiserver's place.
 //!
-//! [`Clients::gather`] samples the node, and [`Clients::uncovered`] judges (pure), for `berth
-//! doctor` and `berth inject`.
+//! [`Clients::gather`] reads the node's files and connections. [`Clients::find_uncovered`] decides
+//! without I/O which addresses the shim lacks. `berth doctor` and `berth inject` use both.
 
 use super::super::Finding;
 use super::super::checks::{CLIENT_ADDRESS, NOT_CHECKED};
 use super::super::options::is_covered;
-use berth_cluster::kubeconfig::Place;
+use berth_cluster::kubeconfig::ServerUrl;
 use berth_cluster::yaml::parse_documents;
 use berth_os::file::{decode_text, read_small};
-use berth_os::proc_net::{ESTABLISHED, Entry, processes_of, read_sockets};
+use berth_os::proc_net::{ESTABLISHED_STATE, Entry, processes_of, read_sockets};
 use berth_shim::config::Listen;
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -20,25 +20,25 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::Path;
 
-/// Directory in which kubeadm and others keep the kubeconfigs of a node.
-const FOLDER: &str = "etc/kubernetes";
+/// Directory below the node's root in which kubeadm and others keep kubeconfigs.
+const CONFIG_DIRECTORY: &str = "etc/kubernetes";
 
-/// Maximum number of clients named for one address.
-const NAMED: usize = 3;
+/// Maximum number of clients that a finding names for one address.
+const MAX_NAMED: usize = 3;
 
-/// Clients of kube-apiserver, grouped by the address that they dial.
+/// Names of kube-apiserver's clients, by the address that each client dials.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Clients(BTreeMap<SocketAddr, Vec<String>>);
 
-/// An address that clients dial and the shim does not listen on.
+/// An address that clients dial, but on which the shim does not listen.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Uncovered {
+pub struct UncoveredAddress {
     pub address: SocketAddr,
-    /// The clients that dial the address.
-    pub by: String,
+    /// The names of the clients that dial this address, for a message.
+    pub clients: String,
     /// True if the node has the address now. If false, the address may belong to a load balancer,
     /// or be a virtual IP that the node does not have at the moment.
-    pub here: bool,
+    pub is_on_node: bool,
 }
 
 impl Clients {
@@ -52,10 +52,11 @@ impl Clients {
                 named
                     .entry(place)
                     .or_default()
-                    .push(format!("/{FOLDER}/{path}"));
+                    .push(format!("/{CONFIG_DIRECTORY}/{path}"));
             }
         }
-        // A resolver may take seconds for each name.
+        // Resolve each name once for all files that contain it, because a resolver may take
+        // seconds.
         for ((host, port), files) in named {
             for address in (host, port).to_socket_addrs().into_iter().flatten() {
                 files
@@ -77,12 +78,12 @@ impl Clients {
         for connection in connections {
             let remote = connection.remote;
             let by = match connection.client.map(|inode| processes.get(&inode)) {
-                // The client was on this node and has gone.
+                // The client was a process of this node that has ended.
                 None if remote.ip().is_loopback() => continue,
                 None => format!("a connection from {}", remote.ip()),
-                // kube-apiserver also connects to itself, and dials its new address as soon as it
-                // runs behind the shim. A client whose process cannot be seen may be
-                // kube-apiserver.
+                // Leave out kube-apiserver, which connects to itself, and dials its new address as
+                // soon as it runs behind the shim. If a client's process cannot be seen, the client
+                // may be kube-apiserver.
                 Some(None) => continue,
                 Some(Some(process))
                     if matches!(process.name.as_str(), "kube-apiserver" | "berth") =>
@@ -106,72 +107,78 @@ impl Clients {
         }
     }
 
-    /// The dialled addresses on which the shim does not listen. `own` are the addresses of the
-    /// node.
-    pub fn uncovered(&self, listen: &[Listen], own: &[IpAddr]) -> Vec<Uncovered> {
+    /// Returns the addresses that clients dial and on which the shim does not listen. `own` are the
+    /// addresses of the node.
+    pub fn find_uncovered(&self, listen: &[Listen], own: &[IpAddr]) -> Vec<UncoveredAddress> {
         let mut found = Vec::new();
-        for (address, by) in self
+        for (address, clients) in self
             .0
             .iter()
             .filter(|(address, _)| !is_covered(**address, listen))
         {
-            let more = by.len().saturating_sub(NAMED);
+            let more = clients.len().saturating_sub(MAX_NAMED);
             let more = if more > 0 {
                 format!(" and {more} more")
             } else {
                 String::new()
             };
-            let by = by
+            let clients = clients
                 .iter()
-                .take(NAMED)
+                .take(MAX_NAMED)
                 .cloned()
                 .collect::<Vec<_>>()
                 .join(", ")
                 + &more;
-            let here = address.ip().is_loopback() || own.contains(&address.ip());
-            found.push(Uncovered {
+            let is_on_node = address.ip().is_loopback() || own.contains(&address.ip());
+            found.push(UncoveredAddress {
                 address: *address,
-                by,
-                here,
+                clients,
+                is_on_node,
             });
         }
         found
     }
 }
 
-impl Uncovered {
-    /// An address that the node lacks now may come later; doctor cannot tell, and reports
-    /// `not-checked`.
-    pub(super) fn finding(&self) -> Finding {
-        let Self { address, by, here } = self;
-        let (check, cause, fix) = if *here {
+impl UncoveredAddress {
+    /// Makes a finding. If the node does not have the address now, it may get it later. doctor
+    /// cannot tell, so the finding is `not-checked`.
+    pub(super) fn make_finding(&self) -> Finding {
+        let Self {
+            address,
+            clients,
+            is_on_node,
+        } = self;
+        let (check, cause, fix) = if *is_on_node {
             (
                 CLIENT_ADDRESS,
                 format!(
-                    "{by} reaches kube-apiserver at {address}, where the shim does not listen: the client is refused from the switch on"
+                    "{clients} reaches kube-apiserver at {address}, where the shim does not listen: the client is refused as soon as \
+                     kube-apiserver runs behind berth"
                 ),
                 format!(
-                    "add {address} to `berth inject --listen …` after the present addresses, or let the client dial one of those"
+                    "add {address} to `berth inject --listen …` after the present addresses, or let the client dial one of the present addresses"
                 ),
             )
         } else {
             (
                 NOT_CHECKED,
                 format!(
-                    "{by} dials {address}, which this node does not have now: if a virtual IP comes here later, the client is refused"
+                    "{clients} dials {address}, which this node does not have now: if the address is a virtual IP that moves to this \
+                     node later, the client is refused"
                 ),
                 format!(
                     "for a virtual IP, add {address},freebind to `berth inject --listen …` after the present addresses; for a load balancer, there is nothing to do"
                 ),
             )
         };
-        check.at(address.to_string(), cause, fix)
+        check.make_finding(address.to_string(), cause, fix)
     }
 }
 
-/// The kubeconfigs of the node, sorted by name.
+/// Returns names and texts of the node's kubeconfigs, sorted by name.
 pub(super) fn read_kubeconfigs(root: &Path) -> Vec<(String, String)> {
-    let entries = fs::read_dir(root.join(FOLDER))
+    let entries = fs::read_dir(root.join(CONFIG_DIRECTORY))
         .into_iter()
         .flatten()
         .flatten();
@@ -188,20 +195,20 @@ pub(super) fn read_kubeconfigs(root: &Path) -> Vec<(String, String)> {
     found
 }
 
-/// Host and port of each server of a kubeconfig, where a name may resolve to several addresses.
+/// Returns host and port of each server in a kubeconfig. The host may be a name.
 fn parse_servers(text: &str) -> impl Iterator<Item = (String, u16)> {
     let documents = parse_documents(text).unwrap_or_default();
     let clusters = documents.iter().flat_map(|root| root.list("clusters"));
-    let urls = clusters.filter_map(|cluster| cluster.at(&["cluster", "server"])?.text());
+    let urls = clusters.filter_map(|cluster| cluster.find_path(&["cluster", "server"])?.text());
     let places: Vec<_> = urls
-        .filter_map(|url| Place::parse(url).ok())
+        .filter_map(|url| ServerUrl::parse(url).ok())
         .map(|place| (place.host, place.port))
         .collect();
     places.into_iter()
 }
 
-/// An established connection to a port of this network namespace. IPv4 addresses are stored as
-/// IPv4, not as mapped IPv6.
+/// An established connection of a client to a port of this node. IPv4 addresses are stored as IPv4,
+/// not as mapped IPv6.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Connection {
     /// Address that the client dialled.
@@ -211,13 +218,13 @@ struct Connection {
     client: Option<u64>,
 }
 
-/// The established connections to this port in this thread's network namespace.
+/// Returns the established connections to a port, in this thread's network namespace.
 fn list_connections(port: u16) -> io::Result<Vec<Connection>> {
     Ok(pair_sockets(port, &read_sockets()?))
 }
 
-/// The established connections to a port, each with its client's socket, which may be in another
-/// state if the client has half closed.
+/// Finds the established connections to a port among the sockets, and the client's socket of each.
+/// The client's socket may be in another state, if the client has closed its direction.
 fn pair_sockets(port: u16, entries: &[Entry]) -> Vec<Connection> {
     let plain = |address: SocketAddr| SocketAddr::new(address.ip().to_canonical(), address.port());
     let ends = |entry: &Entry| (plain(entry.local), plain(entry.remote));
@@ -225,7 +232,8 @@ fn pair_sockets(port: u16, entries: &[Entry]) -> Vec<Connection> {
         .iter()
         .map(|entry| (ends(entry), entry.inode))
         .collect();
-    let established = |entry: &&Entry| entry.state == ESTABLISHED && entry.local.port() == port;
+    let established =
+        |entry: &&Entry| entry.state == ESTABLISHED_STATE && entry.local.port() == port;
     let accepted = entries.iter().filter(established).map(ends);
     accepted
         .map(|(local, remote)| Connection {
@@ -242,7 +250,7 @@ mod tests {
     use std::collections::HashSet;
     use std::net::{TcpListener, TcpStream};
 
-    fn clients(all: &[(&str, &str)]) -> Clients {
+    fn make_clients(all: &[(&str, &str)]) -> Clients {
         let mut clients = Clients::default();
         all.iter()
             .for_each(|(address, by)| clients.add(address.parse().unwrap(), (*by).to_owned()));
@@ -255,10 +263,10 @@ mod tests {
             .map(|text| berth_options::check::parse_listen(text).unwrap())
             .collect();
         let own = ["10.0.0.5".parse().unwrap(), "fd00::5".parse().unwrap()];
-        let found = clients(&[(dialled, "a")]).uncovered(&listen, &own);
+        let found = make_clients(&[(dialled, "a")]).find_uncovered(&listen, &own);
         found
             .into_iter()
-            .map(|one| (one.address.to_string(), one.here))
+            .map(|one| (one.address.to_string(), one.is_on_node))
             .collect()
     }
 
@@ -300,9 +308,9 @@ mod tests {
     #[test]
     fn an_address_is_reported_once_with_some_of_its_users() {
         let users = ["a", "b", "a", "c", "d", "e"].map(|by| ("127.0.0.1:6443", by));
-        let found = clients(&users).uncovered(&[], &[]);
+        let found = make_clients(&users).find_uncovered(&[], &[]);
         assert_eq!(
-            (found.len(), found[0].by.as_str()),
+            (found.len(), found[0].clients.as_str()),
             (1, "a, b, c and 2 more")
         );
     }
@@ -310,7 +318,7 @@ mod tests {
     #[test]
     fn kubeconfigs_and_connections_are_looked_at() {
         let root = tempfile::tempdir().unwrap();
-        let directory = root.path().join(FOLDER);
+        let directory = root.path().join(CONFIG_DIRECTORY);
         fs::create_dir_all(&directory).unwrap();
         let write = |name: &str, server: &str| {
             let text =
@@ -354,20 +362,21 @@ mod tests {
         );
     }
 
-    fn address(text: &str) -> SocketAddr {
+    fn parse_address(text: &str) -> SocketAddr {
         text.parse().unwrap()
     }
 
     #[test]
     fn a_connection_is_paired_with_its_client() {
         let socket = |local: &str, remote: &str, inode| Entry {
-            local: address(local),
-            remote: address(remote),
-            state: ESTABLISHED,
+            local: parse_address(local),
+            remote: parse_address(remote),
+            state: ESTABLISHED_STATE,
             uid: 0,
             inode,
         };
-        // A server's socket of both address families, and an IPv4 socket of its client.
+        // The server's socket is of both address families and shows the client as a mapped address;
+        // the client's socket is IPv4.
         let entries = [
             socket("[::ffff:10.0.0.5]:6443", "[::ffff:10.0.0.5]:40000", 1),
             Entry {
@@ -377,8 +386,8 @@ mod tests {
             socket("10.0.0.5:6443", "10.0.0.9:40000", 3),
         ];
         let connection = |remote: &str, client| Connection {
-            local: address("10.0.0.5:6443"),
-            remote: address(remote),
+            local: parse_address("10.0.0.5:6443"),
+            remote: parse_address(remote),
             client,
         };
         assert_eq!(

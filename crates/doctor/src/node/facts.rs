@@ -1,9 +1,9 @@
-//! Samples the node: files below a root (replaced in tests), and the sockets and addresses of this
-//! network namespace.
+//! Gathers facts about the node: from its files, which tests have below another root, and from the
+//! sockets and addresses of this network namespace.
 
-use super::super::layout::{Layout, uid_of};
+use super::super::layout::{Layout, find_uid};
 use super::super::options;
-use super::{Clients, Credentials, Uncovered, find_untrusted_certificate, run_dir_on_node};
+use super::{Clients, Credentials, UncoveredAddress, find_untrusted_certificate, run_dir_on_node};
 use berth_cluster::yaml::YamlNode;
 use berth_manifest::Manifest;
 use berth_manifest::report::Finding;
@@ -25,61 +25,63 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-/// The flags that name an instance's encryption keys and its signing key. The other instance needs
-/// the same keys.
-pub(in super::super) const ENCRYPTS: &str = "encryption-provider-config";
-pub(in super::super) const SIGNS: &str = "service-account-signing-key-file";
+/// Two flags of kube-apiserver, which name its encryption keys and its signing key. During an
+/// upgrade, both instances need the same keys.
+pub(in super::super) const ENCRYPTION_FLAG: &str = "encryption-provider-config";
+pub(in super::super) const SIGNING_FLAG: &str = "service-account-signing-key-file";
 
-/// Endings of the flags that name a file which kube-apiserver reads at its start.
-const READ: [&str; 4] = ["file", "-config", "-client-certificate", "-client-key"];
+/// Endings of the names of flags that give the path of a file. kube-apiserver reads such a file
+/// when it starts.
+const READ_FLAG_ENDINGS: [&str; 4] = ["file", "-config", "-client-certificate", "-client-key"];
 
-/// Kernel settings to read.
-const SETTINGS: [&str; 3] = [
+/// Names of the kernel settings (sysctl) that doctor reads.
+const KERNEL_SETTINGS: [&str; 3] = [
     "kernel.yama.ptrace_scope",
     "net.ipv4.ip_nonlocal_bind",
     "net.ipv4.tcp_migrate_req",
 ];
 
-/// The state of a node. A fact that could not be read is absent, and is not judged.
+/// Facts about a node. A fact that could not be read is missing here, and no check judges it.
 #[derive(Debug, Default)]
 pub struct Facts {
-    /// Content of the file of `--authentication-config`.
+    /// The text of the file that `--authentication-config` names.
     pub authentication: Option<String>,
-    /// Why kube-apiserver cannot use the run directory.
+    /// Reason why kube-apiserver cannot use the run directory. `None` if it can.
     pub run_dir: Option<registry::Error>,
     pub shims: Vec<LiveShim>,
-    /// Pairs of shims without a connection to each other; see [`find_unconnected`].
+    /// Pairs of shims that are not connected to each other, a sentence each; see
+    /// [`find_unconnected_shims`].
     pub unconnected: Vec<String>,
     pub addresses: Option<Vec<IpAddr>>,
-    /// Listeners on the ports of the shim.
+    /// Listeners of all processes on the ports on which the shim is to listen.
     pub listeners: Vec<HeldPort>,
-    /// Clients of kube-apiserver, and the addresses that they dial.
+    /// Clients of kube-apiserver, by the address that they dial.
     pub clients: Clients,
-    /// Why the shim's probe would refuse kube-apiserver's certificate.
+    /// A finding if the shim's probe would refuse kube-apiserver's certificate.
     pub certificate: Option<Finding>,
-    /// The shim's credentials for the cluster's API.
+    /// The files with the shim's credentials for the cluster's API.
     pub credentials: Option<Credentials>,
-    /// Key files that changed after the running kube-apiserver started, with their flags.
+    /// Flags and paths of key files that were changed after the running kube-apiserver started.
     pub newer_keys: Vec<(&'static str, String)>,
-    /// Missing files, with the flags that name them.
+    /// Flags and paths of files that kube-apiserver reads and that do not exist.
     pub missing: Vec<(String, String)>,
     /// True if this process does not run as root.
     pub unprivileged: bool,
     pub apiservers: Vec<RunningProcess>,
     /// MemAvailable, in bytes.
     pub available: Option<u64>,
-    /// Kernel settings, by name.
+    /// Values of kernel settings (sysctl), by name.
     pub settings: BTreeMap<&'static str, String>,
-    /// The obstacle to `--pass`; see [`find_obstacle`].
+    /// Reason why clients' sockets cannot be passed on this node; see [`find_pass_obstacle`].
     pub obstacle: Option<String>,
-    /// Description of an interrupted upgrade.
+    /// Description of an upgrade of this node that was interrupted.
     pub interrupted: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LiveShim {
     pub instance: String,
-    /// The shim's version of berth.
+    /// The version of berth that the shim runs.
     pub version: String,
 }
 
@@ -92,30 +94,30 @@ impl From<Lease> for LiveShim {
     }
 }
 
-/// A listener and its process.
+/// A listener on one of the shim's ports, and the process that has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeldPort {
     pub entry: Entry,
-    /// The process, if visible.
+    /// The process that has the listener. `None` if this process may not see it.
     pub process: Option<proc_net::NamedProcess>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunningProcess {
-    /// Resident memory, in bytes.
+    /// Memory that the process has in RAM, in bytes.
     pub resident: u64,
     pub started: Option<SystemTime>,
 }
 
 impl Facts {
-    /// Samples this node. The node's files are below `root`.
+    /// Gathers the facts about this node. The node's files are below `root`.
     pub fn gather(root: &Path, manifest: &Manifest) -> Self {
         let at = |path: &str| root.join(path.trim_start_matches('/'));
         let container = manifest.container();
         let file = manifest
             .flag("authentication-config")
-            .and_then(|flag| container.on_node(flag.value));
-        let settings = SETTINGS.into_iter().filter_map(|name| {
+            .and_then(|flag| container.path_on_node(flag.value));
+        let settings = KERNEL_SETTINGS.into_iter().filter_map(|name| {
             let path = root.join("proc/sys").join(name.replace('.', "/"));
             Some((name, fs::read_to_string(path).ok()?))
         });
@@ -125,11 +127,14 @@ impl Facts {
             .filter_map(|process| process.started)
             .min();
         let newer = |flag: &'static str| {
-            let path = container.on_node(manifest.flag(flag)?.value)?;
+            let path = container.path_on_node(manifest.flag(flag)?.value)?;
             let changed = fs::metadata(at(&path)).ok()?.modified().ok()?;
             (changed > started?).then_some((flag, path))
         };
-        let newer_keys = [ENCRYPTS, SIGNS].into_iter().filter_map(newer).collect();
+        let newer_keys = [ENCRYPTION_FLAG, SIGNING_FLAG]
+            .into_iter()
+            .filter_map(newer)
+            .collect();
         let mut facts = Self {
             newer_keys,
             missing: missing_files(root, manifest),
@@ -143,23 +148,22 @@ impl Facts {
             settings: settings.collect(),
             ..Self::default()
         };
-        if let Some(layout) = Layout::of(manifest) {
-            facts.sample_layout(&layout, manifest, root);
+        if let Some(layout) = Layout::from_manifest(manifest) {
+            facts.gather_layout_facts(&layout, manifest, root);
         }
         facts
     }
 
-    /// Addresses that clients dial, but on which a shim with these listen addresses does not
-    /// listen.
-    pub(super) fn uncovered(&self, listen: &[Listen]) -> Vec<Uncovered> {
+    /// Returns the addresses that clients dial and that are not among the listen addresses.
+    pub(super) fn find_uncovered(&self, listen: &[Listen]) -> Vec<UncoveredAddress> {
         self.clients
-            .uncovered(listen, self.addresses.as_deref().unwrap_or_default())
+            .find_uncovered(listen, self.addresses.as_deref().unwrap_or_default())
     }
 
-    fn sample_layout(&mut self, layout: &Layout<'_>, manifest: &Manifest, root: &Path) {
+    fn gather_layout_facts(&mut self, layout: &Layout<'_>, manifest: &Manifest, root: &Path) {
         if let Some(path) = run_dir_on_node(layout) {
             let path = root.join(path.strip_prefix("/").unwrap_or(&path));
-            match RunDir::is_usable_by(&path, Uid::from_raw(uid_of(layout.apiserver.container))) {
+            match RunDir::is_usable_by(&path, Uid::from_raw(find_uid(layout.apiserver.container))) {
                 Ok(_) => {
                     self.shims = read_leases(&path)
                         .into_iter()
@@ -171,7 +175,7 @@ impl Facts {
         }
         self.certificate = find_untrusted_certificate(root, manifest);
         self.credentials = Credentials::gather(root, layout);
-        let listen = listen(layout);
+        let listen = list_addresses(layout);
         let ports: BTreeSet<_> = listen.iter().map(|listen| listen.addr.port()).collect();
         self.clients = Clients::gather(root, &dialled_ports(&listen, manifest));
         for entry in ports
@@ -187,7 +191,7 @@ impl Facts {
     }
 }
 
-/// Files of the node that kube-apiserver reads and that do not exist, with their flags.
+/// Returns the flags and paths of files that kube-apiserver reads and that the node does not have.
 fn missing_files(root: &Path, manifest: &Manifest) -> Vec<(String, String)> {
     let is_missing = |path: &String| {
         matches!(
@@ -197,10 +201,10 @@ fn missing_files(root: &Path, manifest: &Manifest) -> Vec<(String, String)> {
     };
     let flag = |argument: &YamlNode| {
         let (flag, path) = argument.text()?.split_once('=')?;
-        let is_read = READ.iter().any(|end| flag.ends_with(end));
+        let is_read = READ_FLAG_ENDINGS.iter().any(|end| flag.ends_with(end));
         let path = manifest
             .container()
-            .on_node(path)
+            .path_on_node(path)
             .filter(|_| is_read)
             .filter(is_missing)?;
         Some((flag.to_owned(), path))
@@ -208,12 +212,12 @@ fn missing_files(root: &Path, manifest: &Manifest) -> Vec<(String, String)> {
     manifest.arguments().into_iter().filter_map(flag).collect()
 }
 
-/// Runs the self-test of `berth exec --pass`, and returns its failure. The test is skipped for a
-/// manifest without `--pass`.
+/// Runs the self-test of `berth exec --pass`, and returns its failure. Makes no test if the
+/// manifest has no `--pass`.
 ///
 /// The calling process must have one thread and no child.
-pub fn find_obstacle(manifest: &Manifest) -> Option<String> {
-    let layout = Layout::of(manifest)?;
+pub fn find_pass_obstacle(manifest: &Manifest) -> Option<String> {
+    let layout = Layout::from_manifest(manifest)?;
     let passes = options::pass_mode(&layout.apiserver.parsed) != PassMode::Relay;
     passes
         .then(self_test)?
@@ -221,10 +225,10 @@ pub fn find_obstacle(manifest: &Manifest) -> Option<String> {
         .map(|obstacle| obstacle.to_string())
 }
 
-/// Asks each live shim of a node's run directory for the siblings that it has no connection to. The
-/// node's files are below `root`.
-pub async fn find_unconnected(root: &Path, manifest: &Manifest) -> Vec<String> {
-    let path = Layout::of(manifest).and_then(|layout| run_dir_on_node(&layout));
+/// Asks each live shim with a lease in the node's run directory to which siblings it has no
+/// connection. The node's files are below `root`.
+pub async fn find_unconnected_shims(root: &Path, manifest: &Manifest) -> Vec<String> {
+    let path = Layout::from_manifest(manifest).and_then(|layout| run_dir_on_node(&layout));
     let Some(path) = path.map(|path| root.join(path.strip_prefix("/").unwrap_or(&path))) else {
         return Vec::new();
     };
@@ -233,8 +237,7 @@ pub async fn find_unconnected(root: &Path, manifest: &Manifest) -> Vec<String> {
         let Ok(socket) = berth.socket_path(&lease.instance) else {
             continue;
         };
-        // A shim that does not answer is skipped: its siblings report that they have no connection
-        // to it.
+        // Skip a shim that does not answer: its siblings report that they have no connection to it.
         let Ok(status) = ipc::request_status(&socket, ipc::PATIENCE).await else {
             continue;
         };
@@ -249,7 +252,7 @@ pub async fn find_unconnected(root: &Path, manifest: &Manifest) -> Vec<String> {
     found
 }
 
-/// The live leases of a run directory.
+/// Returns the leases of live shims in a run directory, each with its berth.
 fn read_leases(path: &Path) -> Vec<(BerthDir, Lease)> {
     let (Ok(boot), Ok(now)) = (clock::boot_id(), clock::read_boottime()) else {
         return Vec::new();
@@ -272,16 +275,16 @@ fn read_leases(path: &Path) -> Vec<(BerthDir, Lease)> {
         .collect()
 }
 
-/// The addresses at which the shim of a manifest listens.
-pub(in super::super) fn listen(layout: &Layout<'_>) -> Vec<Listen> {
+/// Returns the addresses on which the manifest's shim listens.
+pub(in super::super) fn list_addresses(layout: &Layout<'_>) -> Vec<Listen> {
     layout
-        .serving()
+        .serving_berth()
         .map(|serving| options::listen_addresses(&serving.parsed))
         .unwrap_or_default()
 }
 
-/// Ports at which clients reach kube-apiserver: the shim's ports, and kube-apiserver's port from
-/// the time without berth.
+/// Returns the ports at which clients reach kube-apiserver: those of the shim, and the one on which
+/// kube-apiserver listened without berth.
 pub(super) fn dialled_ports(listen: &[Listen], manifest: &Manifest) -> Vec<u16> {
     let own = manifest.secure_port().ok().filter(|_| !listen.is_empty());
     let ports: BTreeSet<_> = listen
@@ -292,7 +295,7 @@ pub(super) fn dialled_ports(listen: &[Listen], manifest: &Manifest) -> Vec<u16> 
     ports.into_iter().collect()
 }
 
-/// The visible processes named kube-apiserver.
+/// Returns the processes with the name kube-apiserver that this process can see.
 fn find_apiservers(proc: &Path) -> Vec<RunningProcess> {
     let system = current_system_info();
     let ticks = u32::try_from(system.ticks_per_second()).unwrap_or(u32::MAX);

@@ -2,13 +2,13 @@
 //! new files only if it mounts their directory, not the files. The files have a directory of their
 //! own for this.
 
-use crate::file::{Access, FileError, replace_as};
+use crate::file::{Access, FileError, replace_file_with_access};
 use crate::write_document;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use berth_cluster::account::FILE;
+use berth_cluster::account::TOKEN_FILE;
 use berth_cluster::lease::NAMESPACE;
-use berth_os::file::{none_if_missing, private_directory};
+use berth_os::file::{ensure_private_directory, none_if_missing};
 use nix::unistd::getegid;
 use serde_json::json;
 use std::fs;
@@ -27,7 +27,7 @@ pub fn render_kubeconfig(account: &str, server: &str, server_name: &str, ca: &[u
         "current-context": "berth",
         "clusters": [{"name": "berth", "cluster": cluster}],
         "contexts": [{"name": "berth", "context": {"cluster": "berth", "namespace": NAMESPACE, "user": account}}],
-        "users": [{"name": account, "user": {"tokenFile": FILE}}],
+        "users": [{"name": account, "user": {"tokenFile": TOKEN_FILE}}],
     }))
 }
 
@@ -36,7 +36,7 @@ pub fn render_kubeconfig(account: &str, server: &str, server_name: &str, ca: &[u
 ///
 /// # Errors
 /// The obstacle, and its fix.
-pub fn check(file: &Path) -> Result<(), String> {
+pub fn check_directory(file: &Path) -> Result<(), String> {
     let shown = file.display();
     let (Some(name), Some(directory)) = (
         file.file_name(),
@@ -46,19 +46,19 @@ pub fn check(file: &Path) -> Result<(), String> {
             "{shown}: name a file in a directory of its own, such as /etc/kubernetes/berth-cluster/kubeconfig"
         ));
     };
-    if name == FILE {
+    if name == TOKEN_FILE {
         return Err(format!(
-            "{shown}: {FILE} is the name of the token's file: give another, such as kubeconfig"
+            "{shown}: {TOKEN_FILE} is the name of the token's file: give another name, such as kubeconfig"
         ));
     }
     let entries = none_if_missing(fs::read_dir(directory))
-        .map_err(FileError::of("read", directory))
+        .map_err(FileError::wrap_io_error("read", directory))
         .map_err(|error| error.to_string())?;
     let ours = |other: &std::ffi::OsStr| {
         // Files left half written by a shim or by berth begin with the token's name or a dot.
         other == name
             || other.to_string_lossy().starts_with(['.'])
-            || other.to_string_lossy().starts_with(FILE)
+            || other.to_string_lossy().starts_with(TOKEN_FILE)
     };
     let other = entries
         .into_iter()
@@ -68,8 +68,7 @@ pub fn check(file: &Path) -> Result<(), String> {
         .find(|other| !ours(other));
     other.map_or(Ok(()), |other| {
         Err(format!(
-            "{shown}: {} has {} in it, and is to become a directory that only the shim may read: give a directory of its own, such as \
-             /etc/kubernetes/berth-cluster/kubeconfig",
+            "{shown}: the directory {} also contains {}, and after berth grant only the shim may read that directory: name a file in a directory without other files, such as /etc/kubernetes/berth-cluster/kubeconfig",
             directory.display(),
             other.display()
         ))
@@ -80,15 +79,21 @@ pub fn check(file: &Path) -> Result<(), String> {
 ///
 /// # Errors
 /// A file cannot be written. Each file is complete, either old or new.
-pub fn write(file: &Path, uid: u32, kubeconfig: &str, token: &str) -> Result<(), FileError> {
+pub fn write_credentials(
+    file: &Path,
+    uid: u32,
+    kubeconfig: &str,
+    token: &str,
+) -> Result<(), FileError> {
     let directory = file.parent().unwrap_or(Path::new("/"));
-    private_directory(directory, uid).map_err(FileError::of("write", directory))?;
+    ensure_private_directory(directory, uid)
+        .map_err(FileError::wrap_io_error("write", directory))?;
     // The token comes first, since a kubeconfig without a token is useless.
     for (path, text) in [
-        (file.with_file_name(FILE), token),
+        (file.with_file_name(TOKEN_FILE), token),
         (file.to_owned(), kubeconfig),
     ] {
-        replace_as(
+        replace_file_with_access(
             &path,
             text,
             Some(Access {
@@ -114,10 +119,10 @@ mod tests {
         let own = nix::unistd::geteuid().as_raw();
         let uid = if own == 0 { 65534 } else { own };
         let text = render_kubeconfig("berth-cp-1", "https://[fd00::5]:6443", "kubernetes", b"PEM");
-        check(&file).unwrap();
+        check_directory(&file).unwrap();
         for token in ["one", "two"] {
-            write(&file, uid, &text, token).unwrap();
-            check(&file).unwrap();
+            write_credentials(&file, uid, &text, token).unwrap();
+            check_directory(&file).unwrap();
         }
         let access = berth_cluster::Access::read(&file).unwrap();
         assert_eq!(
@@ -142,7 +147,8 @@ mod tests {
         assert_eq!(fs::read_dir(directory).unwrap().count(), 2);
     }
 
-    /// The directory belongs to the shim, which may write anything there.
+    /// A shim owns the directory. It could put a link there, so that `berth grant` writes
+    /// elsewhere.
     #[test]
     fn a_link_in_the_way_is_replaced_and_not_followed() {
         let temp = tempfile::tempdir().unwrap();
@@ -151,7 +157,7 @@ mod tests {
             temp.path().join("aim"),
         );
         let own = nix::unistd::geteuid().as_raw();
-        write(&file, own, "a", "b").unwrap();
+        write_credentials(&file, own, "a", "b").unwrap();
         fs::write(&aim, "kept").unwrap();
         for name in ["token", "kubeconfig"] {
             let _ = fs::remove_file(file.with_file_name(name));
@@ -162,7 +168,7 @@ mod tests {
             )
             .unwrap();
         }
-        write(&file, own, "a", "b").unwrap();
+        write_credentials(&file, own, "a", "b").unwrap();
         assert_eq!(fs::read_to_string(&aim).unwrap(), "kept");
         assert_eq!(fs::read_to_string(&file).unwrap(), "a");
     }
@@ -170,16 +176,14 @@ mod tests {
     #[test]
     fn a_directory_with_something_else_in_it_is_left_alone() {
         let temp = tempfile::tempdir().unwrap();
+        let is_left_alone = || check_directory(&temp.path().join("berth.conf")).is_err();
+        assert!(!is_left_alone());
         fs::write(temp.path().join("admin.conf"), "").unwrap();
-        let error = check(&temp.path().join("berth.conf")).unwrap_err();
-        assert!(
-            error.contains("has admin.conf in it") && error.contains("give a directory of its own"),
-            "{error}"
-        );
+        assert!(is_left_alone());
         for wrong in ["/", "/kubeconfig", "/etc/x/token"] {
-            assert!(check(Path::new(wrong)).is_err(), "{wrong}");
+            assert!(check_directory(Path::new(wrong)).is_err(), "{wrong}");
         }
-        let error = write(Path::new("/proc/none/kubeconfig"), 0, "", "")
+        let error = write_credentials(Path::new("/proc/none/kubeconfig"), 0, "", "")
             .unwrap_err()
             .to_string();
         assert!(error.starts_with("cannot write /proc/none: "), "{error}");

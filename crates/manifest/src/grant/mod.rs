@@ -12,10 +12,12 @@ pub mod objects;
 use crate::file::FileError;
 use crate::report;
 use crate::wait::ask_until;
-use berth_cluster::account::{FILE, account_name, granted_token, token_path, token_request};
+use berth_cluster::account::{
+    TOKEN_FILE, account_name, parse_granted_token, token_path, token_request,
+};
 use berth_cluster::client::none_if_missing;
 use berth_cluster::lease::NAMESPACE;
-use berth_cluster::service::MANAGER;
+use berth_cluster::service::FIELD_MANAGER;
 use berth_cluster::{Access, Client, Error};
 use hyper::StatusCode;
 use objects::Request;
@@ -26,23 +28,24 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tokio::time::Instant;
 
-const REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+const REVIEWS_PATH: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 
 /// Maximum number of attempts to write the shared Role when other nodes write at the same time. Of
 /// concurrent writes, one always succeeds.
-const TRIES: u32 = 50;
+const MAX_TRIES: u32 = 50;
 
-/// Time for an apiserver to notice objects that were written through another apiserver.
-const NOTICED: Duration = Duration::from_secs(10);
+/// How long an apiserver may take to notice objects that were just written through another
+/// apiserver.
+const NOTICE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Time between two attempts.
-const INTERVAL: Duration = Duration::from_millis(200);
+/// Time between two tries of a request that was refused.
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GrantOptions {
     /// The node's name in the cluster.
     pub node: String,
-    /// The address that the shims dial: the berth.
+    /// The address that the shims dial for the cluster's API. The shims themselves listen there.
     pub server: SocketAddr,
     /// The name in the apiserver's certificate.
     pub server_name: String,
@@ -58,7 +61,7 @@ pub struct GrantOptions {
 #[derive(Debug, Clone, Serialize)]
 pub struct Granted {
     pub service_account: String,
-    /// The allowed requests, each tried at the server.
+    /// Requests that the new credentials allow. Each was tried at the server.
     pub may: Vec<Request>,
     /// The server that was asked, and that the shims will use.
     pub server: String,
@@ -81,7 +84,7 @@ pub enum GrantError {
     #[error(transparent)]
     File(#[from] FileError),
     /// The new credentials cannot be tried.
-    #[error("{} is written, and cannot be tried: {why}", kubeconfig.display())]
+    #[error("{} is written, but the new credentials cannot be tried: {why}", kubeconfig.display())]
     Untried {
         kubeconfig: PathBuf,
         /// Cause and fix.
@@ -120,7 +123,7 @@ pub async fn grant(
     let asked = std::time::SystemTime::now();
     let answer = client.post(&token_path(&account), &token_request()).await;
     let answer = answer.map_err(|error| GrantError::Admin(explain(&error)))?;
-    let (token, until) = granted_token(&answer).ok_or_else(|| {
+    let (token, until) = parse_granted_token(&answer).ok_or_else(|| {
         GrantError::Admin(format!(
             "{} gives a token without an expiration time: give the address of a kube-apiserver",
             client.server()
@@ -133,16 +136,16 @@ pub async fn grant(
         server_name,
         &[&access.ca[..], ca].join(&b'\n'),
     );
-    files::write(file, *uid, &kubeconfig, token)?;
+    files::write_credentials(file, *uid, &kubeconfig, token)?;
     let untried = |why| GrantError::Untried {
         kubeconfig: file.clone(),
         why,
     };
     let shim = Client::from_kubeconfig(file).map_err(|error| untried(error.to_string()))?;
-    let may = try_all(&shim, node, NOTICED).await.map_err(|error| match error {
+    let may = try_allowed_requests(&shim, node, NOTICE_TIMEOUT).await.map_err(|error| match error {
         TryError::Failed(error) => untried(format!(
-            "{error}: check that the apiserver answers at --listen and that its certificate is for {server_name}, and run this \
-             again; for another name, run `berth inject --probe-server-name NAME` first, and give `berth grant` the new manifest"
+            "{error}: check that the apiserver answers at --listen and that its certificate is for {server_name}, and run `berth grant` \
+             again; if the certificate has another name, run `berth inject --probe-server-name NAME` first, and give `berth grant` the new manifest"
         )),
         TryError::Refused(requests) => {
             GrantError::Refused { account: format!("{NAMESPACE}/{account}"), requests }
@@ -153,7 +156,7 @@ pub async fn grant(
         may,
         server,
         kubeconfig: file.clone(),
-        token: file.with_file_name(FILE),
+        token: file.with_file_name(TOKEN_FILE),
         uid: *uid,
         expires: humantime::format_rfc3339_seconds(until).to_string(),
         seconds: (until.duration_since(asked).unwrap_or_default().as_secs() + 30) / 60 * 60,
@@ -163,10 +166,10 @@ pub async fn grant(
 async fn create_objects(client: &Client, node: &str) -> Result<(), Error> {
     for object in [objects::namespace_object(NAMESPACE)]
         .iter()
-        .chain(&objects::of_node(node))
+        .chain(&objects::single_node_objects(node))
     {
         client
-            .apply(&objects::object_path(object), MANAGER, object)
+            .apply(&objects::object_path(object), FIELD_MANAGER, object)
             .await?;
     }
     add_to_shared_role(client, node).await
@@ -182,13 +185,13 @@ async fn add_to_shared_role(client: &Client, node: &str) -> Result<(), Error> {
     loop {
         let written = match none_if_missing(client.get(&path).await)? {
             None => client.post(all, &role).await,
-            Some(read) => match objects::with_node(&read, node) {
+            Some(read) => match objects::add_node(&read, node) {
                 None => return Ok(()),
                 Some(role) => client.put(&path, &role).await,
             },
         };
         match written {
-            Err(error) if error.status() == Some(StatusCode::CONFLICT) && tries < TRIES => {
+            Err(error) if error.status() == Some(StatusCode::CONFLICT) && tries < MAX_TRIES => {
                 tries += 1;
             }
             written => return written.map(drop),
@@ -203,7 +206,7 @@ enum TryError {
 
 /// Checks that these credentials allow all requests of a node's shims. Refused requests are
 /// repeated until `patience` is over.
-async fn try_all(
+async fn try_allowed_requests(
     client: &Client,
     node: &str,
     patience: Duration,
@@ -212,14 +215,14 @@ async fn try_all(
     let requests = objects::allowed_requests(node);
     let mut refused = Vec::new();
     for request in &requests {
-        let ask = async || client.post(REVIEWS, &request.review()).await;
+        let ask = async || client.post(REVIEWS_PATH, &request.access_review()).await;
         let counts = |answer: &Result<Value, Error>| match answer {
             Ok(review) => review["status"]["allowed"] == true,
             Err(error) => error.status() != Some(StatusCode::UNAUTHORIZED),
         };
         let answer = ask_until(
             end.saturating_duration_since(Instant::now()),
-            INTERVAL,
+            RETRY_PAUSE,
             ask,
             counts,
         )
@@ -249,7 +252,7 @@ async fn try_all(
 /// See [`GrantError`].
 pub async fn revoke(client: &Client, node: &str) -> Result<Vec<String>, GrantError> {
     let mut deleted = Vec::new();
-    for object in objects::of_node(node) {
+    for object in objects::single_node_objects(node) {
         let answer = none_if_missing(client.delete(&objects::object_path(&object)).await);
         if answer
             .map_err(|error| GrantError::Admin(explain(&error)))?
@@ -268,16 +271,15 @@ pub async fn revoke(client: &Client, node: &str) -> Result<Vec<String>, GrantErr
     Ok(deleted)
 }
 
-/// The error of an administrator's request, and its fix.
+/// Explains why a request with the administrator's credentials failed, and suggests a fix.
 fn explain(error: &Error) -> String {
-    report::explain(
+    report::explain_cluster_error(
         error,
         [
-            "its credentials are not known there, or have expired: give another, such as kubeadm's /etc/kubernetes/admin.conf (kubeadm \
+            "the server does not accept the kubeconfig's credentials, or the credentials have expired: give another kubeconfig, such as kubeadm's /etc/kubernetes/admin.conf (kubeadm \
              certs renew admin.conf)",
-            "give one of an administrator who may make Roles, such as kubeadm's /etc/kubernetes/admin.conf or super-admin.conf; or have \
-             the objects made that --print shows",
-            "run this again",
+            "give the kubeconfig of an administrator who may make Roles, such as kubeadm's /etc/kubernetes/admin.conf or super-admin.conf; or let an administrator create the objects that --print shows",
+            "run `berth grant` again",
         ],
     )
 }

@@ -5,9 +5,10 @@
 //! | --- | --- | --- |
 //! | Namespace `berth-system` | | all |
 //! | Role `berth`: the Service `kubernetes`, its slice, and all nodes' slices | `default` | all |
-//! | ServiceAccount `berth-NODE` | `berth-system` | a node |
-//! | Role and RoleBinding `berth-NODE`: Leases, and its own token | `berth-system` | a node |
-//! | RoleBinding `berth-NODE` | `default` | a node |
+//! | ServiceAccount `berth-NODE_PLACEHOLDER` | `berth-system` | a node |
+//! | Role and RoleBinding `berth-NODE_PLACEHOLDER`: Leases, and its own token | `berth-system` | a
+//! node |
+//! | RoleBinding `berth-NODE_PLACEHOLDER` | `default` | a node |
 //!
 //! A node removes the slice of a node that is gone, so the Role in `default` names the slices of
 //! all nodes. The names also restrict `create`, because slices are made only by server-side apply,
@@ -19,10 +20,10 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// The objects of the node [`NODE`], in the order of the table above.
-const ACCESS: &str = include_str!("../../../../examples/static-pod/access.yaml");
+/// The objects of the node [`NODE_PLACEHOLDER`], in the order of the table above.
+const ACCESS_MANIFEST: &str = include_str!("../../../../examples/static-pod/access.yaml");
 
-const NODE: &str = "cp-1";
+const NODE_PLACEHOLDER: &str = "cp-1";
 
 /// A request that RBAC decides on.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -39,7 +40,7 @@ pub struct Request {
 
 impl Request {
     /// A SelfSubjectAccessReview of the request.
-    pub fn review(&self) -> Value {
+    pub fn access_review(&self) -> Value {
         json!({
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",
@@ -72,7 +73,7 @@ impl fmt::Display for Request {
 
 /// All objects for the shims of one node.
 fn node_objects(node: &str) -> Vec<Value> {
-    parse_documents(&ACCESS.replace(NODE, node))
+    parse_documents(&ACCESS_MANIFEST.replace(NODE_PLACEHOLDER, node))
         .iter()
         .flatten()
         .map(YamlNode::value)
@@ -80,14 +81,14 @@ fn node_objects(node: &str) -> Vec<Value> {
 }
 
 pub fn namespace_object(name: &str) -> Value {
-    let mut namespace = node_objects(NODE).swap_remove(0);
+    let mut namespace = node_objects(NODE_PLACEHOLDER).swap_remove(0);
     namespace["metadata"]["name"] = json!(name);
     namespace
 }
 
-/// The Role shared by all nodes.
+/// Makes the Role `berth` in `default`, which names the EndpointSlices of all nodes.
 pub fn shared_role<'a>(nodes: impl IntoIterator<Item = &'a str>) -> Value {
-    let mut role = node_objects(NODE).swap_remove(1);
+    let mut role = node_objects(NODE_PLACEHOLDER).swap_remove(1);
     let slices = nodes
         .into_iter()
         .flat_map(|node| Family::ALL.map(|family| slice_name(node, family)));
@@ -96,7 +97,7 @@ pub fn shared_role<'a>(nodes: impl IntoIterator<Item = &'a str>) -> Value {
 }
 
 /// The objects of a single node, the service account first.
-pub fn of_node(node: &str) -> Vec<Value> {
+pub fn single_node_objects(node: &str) -> Vec<Value> {
     node_objects(node).split_off(2)
 }
 
@@ -126,10 +127,10 @@ pub fn allowed_requests(node: &str) -> Vec<Request> {
     requests
 }
 
-/// The shared Role with one more node. `None` if the Role is up to date. Rules of other origin are
-/// dropped, since no shim needs them.
-pub fn with_node(role: &Value, node: &str) -> Option<Value> {
-    let mut nodes = nodes_of(role);
+/// Returns the shared Role with a node added. `None` if nothing changes. Rules that berth did not
+/// write are dropped, since no shim needs them.
+pub fn add_node(role: &Value, node: &str) -> Option<Value> {
+    let mut nodes = list_nodes(role);
     nodes.insert(node.to_owned());
     let rules = shared_role(nodes.iter().map(String::as_str))["rules"].take();
     (role["rules"] != rules).then(|| {
@@ -139,8 +140,8 @@ pub fn with_node(role: &Value, node: &str) -> Option<Value> {
     })
 }
 
-/// The nodes of the slices that a Role names.
-fn nodes_of(role: &Value) -> BTreeSet<String> {
+/// Finds the nodes of a Role. The Role names the EndpointSlices of these nodes.
+fn list_nodes(role: &Value) -> BTreeSet<String> {
     let names = list_items(&role["rules"]).flat_map(|rule| list_items(&rule["resourceNames"]));
     let node = |name: &Value| {
         let (node, family) = name.as_str()?.strip_prefix("berth-")?.rsplit_once('-')?;
@@ -180,12 +181,13 @@ mod tests {
     use super::*;
     use berth_cluster::lease::NAMESPACE;
 
-    /// Access for Deployments and DaemonSets. The kubelet renews their token.
+    /// The rights of shims in Deployments and DaemonSets. The kubelet renews the tokens of their
+    /// pods.
     const IN_CLUSTER: &str = include_str!("../../../../examples/kustomize/cluster/access.yaml");
 
     #[test]
     fn a_nodes_objects_have_their_api_paths() {
-        let paths: Vec<_> = of_node("cp-1")
+        let paths: Vec<_> = single_node_objects("cp-1")
             .iter()
             .chain([&namespace_object(NAMESPACE), &shared_role(["cp-1"])])
             .map(object_path)
@@ -201,16 +203,19 @@ mod tests {
                 "/apis/rbac.authorization.k8s.io/v1/namespaces/default/roles/berth",
             ]
         );
-        assert_eq!(of_node("cp-1")[0]["automountServiceAccountToken"], false);
         assert_eq!(
-            of_node("cp-1")[3]["subjects"][0]["namespace"],
+            single_node_objects("cp-1")[0]["automountServiceAccountToken"],
+            false
+        );
+        assert_eq!(
+            single_node_objects("cp-1")[3]["subjects"][0]["namespace"],
             "berth-system"
         );
     }
 
     #[test]
     fn only_leases_are_allowed_without_a_name() {
-        let role = of_node("cp-1")[1].clone();
+        let role = single_node_objects("cp-1")[1].clone();
         let rules = shared_role(["cp-1"])["rules"].as_array().unwrap().clone();
         for rule in rules.iter().chain(role["rules"].as_array().unwrap()) {
             let named = rule["resourceNames"]
@@ -227,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_follow_the_roles() {
+    fn the_allowed_requests_are_those_of_the_roles() {
         let said: Vec<_> = allowed_requests("cp-1")
             .iter()
             .map(ToString::to_string)
@@ -245,7 +250,7 @@ mod tests {
                 "{request} in {said:#?}"
             );
         }
-        let review = allowed_requests("cp-1").pop().unwrap().review();
+        let review = allowed_requests("cp-1").pop().unwrap().access_review();
         let asked = json!({"namespace": "berth-system", "group": "", "resource": "serviceaccounts", "subresource": "token",
             "name": "berth-cp-1", "verb": "create"});
         assert_eq!(review["spec"]["resourceAttributes"], asked);
@@ -256,12 +261,12 @@ mod tests {
         let mut role = shared_role(["cp-2"]);
         role["metadata"]["resourceVersion"] = json!("7");
         role["rules"][0]["verbs"] = json!(["*"]);
-        let both = with_node(&role, "cp-1-ipv4").unwrap();
+        let both = add_node(&role, "cp-1-ipv4").unwrap();
         assert_eq!(both["rules"], shared_role(["cp-1-ipv4", "cp-2"])["rules"]);
         assert_eq!(both["metadata"]["resourceVersion"], "7");
-        assert_eq!(with_node(&both, "cp-1-ipv4"), None);
-        assert_eq!(with_node(&both, "cp-2"), None);
-        let names = &with_node(&json!({}), "cp-1").unwrap()["rules"][2]["resourceNames"];
+        assert_eq!(add_node(&both, "cp-1-ipv4"), None);
+        assert_eq!(add_node(&both, "cp-2"), None);
+        let names = &add_node(&json!({}), "cp-1").unwrap()["rules"][2]["resourceNames"];
         assert_eq!(names, &json!(["berth-cp-1-ipv4", "berth-cp-1-ipv6"]));
     }
 
@@ -276,7 +281,7 @@ mod tests {
         let rules: Vec<_> = roles
             .map(|role| (role["metadata"]["namespace"].clone(), role["rules"].clone()))
             .collect();
-        let leases = json!([of_node("cp-1")[1]["rules"][0]]);
+        let leases = json!([single_node_objects("cp-1")[1]["rules"][0]]);
         assert_eq!(
             rules,
             [

@@ -1,14 +1,14 @@
 //! The addresses of the shim, and the variables that set them.
 
-use super::{Addresses, Manifest, PASS, Planner, Problem, parts};
+use super::{Addresses, Manifest, PASS_VARIABLE, Planner, Problem, parts};
 use crate::pod::parse_address;
 use berth_options::check;
 use berth_shim::config::{Listen, PassMode};
 use serde_json::Value;
 use std::net::{IpAddr, SocketAddr};
 
-/// The addresses of the shim of an earlier injection. Clients use every address of this list, so an
-/// injection without --listen keeps the list.
+/// Reads the shim's listen addresses from an earlier injection. Clients may use each of them, so an
+/// injection without --listen keeps them.
 pub(super) fn inherit_addresses(manifest: &Manifest) -> Result<Addresses, Problem> {
     let variable = manifest.container().variable("BERTH_LISTEN");
     let Some((text, line)) = variable.and_then(|it| Some((it.get("value")?.text()?, it.line)))
@@ -23,14 +23,15 @@ pub(super) fn inherit_addresses(manifest: &Manifest) -> Result<Addresses, Proble
     if read.len() == words.len() {
         return Ok(Addresses::Given(read));
     }
-    // Only the kubelet knows this address.
+    // A single address that cannot be read is a variable with the node's address. Only the kubelet
+    // knows the value.
     if words.len() == 1 {
         return Ok(Addresses::OfManifest);
     }
     Err(Problem::new(
         line,
         format!(
-            "the shim listens on {text}, and not all of these addresses can be read: give each as --listen ADDR:PORT"
+            "the shim listens on {text}, and not all of these addresses can be parsed: give each address as --listen ADDR:PORT"
         ),
     ))
 }
@@ -42,22 +43,23 @@ pub fn find_loopback(addresses: impl IntoIterator<Item = IpAddr>) -> Option<(Str
         IpAddr::V4(ip) => ip.is_loopback() || ip.is_link_local(),
         IpAddr::V6(ip) => ip.is_loopback() || ip.is_unicast_link_local(),
     })?;
-    let cause = "no other node reaches kube-apiserver there, and the Service kubernetes rejects such an address";
-    let fix = "give the node's address in --advertise-address, and to `berth inject --listen` as the first";
+    let cause = "no other node reaches kube-apiserver at this address, and the Service kubernetes rejects such an address";
+    let fix = "give the node's address in --advertise-address, and as the first address of `berth inject --listen`";
     Some((
-        format!("{ip} is an address of this node or its link alone: {cause}"),
+        format!("{ip} is a loopback or link-local address: {cause}"),
         fix.to_owned(),
     ))
 }
 
 impl Planner<'_> {
-    /// The addresses, as far as known, and the variables that the apiserver and the shim share.
-    pub(super) fn variables(
+    /// Returns the listen addresses, as far as they are known now, and the variables that
+    /// kube-apiserver and the shim both get.
+    pub(super) fn find_addresses_and_shared_variables(
         &mut self,
         port: u16,
         ca: Option<&str>,
     ) -> (Vec<SocketAddr>, Vec<Value>) {
-        let (host, from_node) = self.host();
+        let (host, from_node) = self.find_apiserver_host();
         let (listen, addresses): (String, Vec<SocketAddr>) = match &self.options.addresses {
             Addresses::Given(given) => {
                 let text = |listen: &Listen| {
@@ -89,7 +91,10 @@ impl Planner<'_> {
             variables.push(parts::make_variable("BERTH_RUN_DIR", &self.options.run_dir));
         }
         if self.options.pass != PassMode::Relay {
-            variables.push(parts::make_variable(PASS, self.options.pass.as_str()));
+            variables.push(parts::make_variable(
+                PASS_VARIABLE,
+                self.options.pass.as_str(),
+            ));
         }
         variables.extend(ca.map(|ca| parts::make_variable("BERTH_PROBE_CA", ca)));
         variables.extend(
@@ -102,8 +107,9 @@ impl Planner<'_> {
         (addresses, variables)
     }
 
-    /// The host part of the apiserver's address. True if only the kubelet knows the address.
-    fn host(&mut self) -> (String, bool) {
+    /// Returns the host part of kube-apiserver's address, and true if only the kubelet knows the
+    /// address.
+    fn find_apiserver_host(&mut self) -> (String, bool) {
         match self
             .manifest
             .bind_address()
@@ -132,7 +138,7 @@ impl Planner<'_> {
                 self.add_problem(
                     flag.line,
                     format!(
-                        "{} is no IP address: give one, such as 10.0.0.5",
+                        "{} is no IP address: give an address, such as 10.0.0.5",
                         flag.value
                     ),
                 );
@@ -144,22 +150,19 @@ impl Planner<'_> {
         if self.options.addresses == Addresses::OfManifest {
             if self.manifest.bind_address().is_none() {
                 self.notes.push(
-                    "kube-apiserver listened on every address of the node, the shim listens on one: with --listen, name the \
-                     node's address and then others that clients use (127.0.0.1, a virtual IP)"
+                    "kube-apiserver listened on every address of the node, the shim listens on one address: with --listen, name the node's address first, then the other addresses that clients use (127.0.0.1, a virtual IP)"
                         .into(),
                 );
             }
             if from_node {
                 self.notes.push(
-                    "the address is the pod's status.hostIP: if that is IPv6 or empty at first, give --listen".into(),
+                    "the shim's address is the pod's status.hostIP: if status.hostIP is IPv6 or empty at first, give --listen".into(),
                 );
             }
         }
         if own != port {
             self.notes.push(format!(
-                "the apiserver's own port becomes {own}, and the Service kubernetes names it: control-plane nodes with different secure \
-                 ports break each other's addresses there, so do this on a single control-plane node, or on all of them at once; \
-                 firewalls must let {own} through"
+                "the apiserver's own port becomes {own}, and the Service kubernetes names this port: control-plane nodes with different secure ports break each other's addresses in the Service, so inject berth on a single control-plane node, or on all control-plane nodes at once; firewalls must allow port {own}"
             ));
         }
     }

@@ -1,16 +1,17 @@
-//! Flags of the kube-apiserver, and the times that follow from them.
+//! Edits of kube-apiserver's flags, and of the times in the manifest that depend on the flags.
 
 use super::{Change, Planner, YamlNode, basename};
-use crate::command::{WATCH_GRACE, WATCH_GRACE_FLAG, is_file};
+use crate::command::{WATCH_GRACE, WATCH_GRACE_FLAG, names_regular_file};
 use crate::edit::Step;
 use std::time::Duration;
 
 /// `--shutdown-delay-duration` for a manifest without the flag: time for clients to learn that the
 /// address left the Service `kubernetes`.
-const DELAY: Duration = Duration::from_secs(5);
+const SHUTDOWN_DELAY: Duration = Duration::from_secs(5);
 
-/// Flags with paths that only one instance may write to. True for a file, false for a directory.
-pub(super) const OWN: [(&str, bool); 3] = [
+/// Flags with a path that only one instance may write to. True if the path is a file, false if it
+/// is a directory.
+pub(super) const PER_INSTANCE_PATHS: [(&str, bool); 3] = [
     ("audit-log-path", true),
     ("cert-dir", false),
     ("debug-socket-path", true),
@@ -18,27 +19,28 @@ pub(super) const OWN: [(&str, bool); 3] = [
 
 /// How long connections may take to end: kube-apiserver's limit, and the default of
 /// `--drain-timeout`.
-pub(super) const DRAIN: Duration = Duration::from_secs(60);
+pub(super) const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Part of the grace period for the preStop hook, the start of processes and a slow node.
-const MARGIN: Duration = Duration::from_secs(30);
+const GRACE_MARGIN: Duration = Duration::from_secs(30);
 
 impl Planner<'_> {
-    /// Puts the instance into the name of a file that only one instance may write.
-    pub(super) fn make_file_unique(&mut self, (name, named): (&str, bool)) {
+    /// Puts `{instance}` into a flag's path, if only one instance may write to that path. `berth
+    /// exec` replaces `{instance}` by the instance's ID.
+    pub(super) fn make_flag_path_unique(&mut self, (name, named): (&str, bool)) {
         let Some(flag) = self.manifest.flag(name) else {
             return;
         };
         // The file belongs to one instance already, or the flag is off.
-        if is_per_instance(flag.value) || !is_file(flag.value.as_ref()) {
+        if is_per_instance(flag.value) || !names_regular_file(flag.value.as_ref()) {
             return;
         }
-        let mount = self.manifest.container().mount_of(flag.value);
+        let mount = self.manifest.container().find_mount(flag.value);
         let mounted = mount
             .and_then(|mount| mount.get("mountPath"))
             .and_then(YamlNode::text);
         if named && mounted == Some(flag.value) {
-            self.add_problem(flag.line, format!("--{name}={} is mounted as this one file, and each instance needs a file of its own: mount its directory", flag.value));
+            self.add_problem(flag.line, format!("--{name}={} is mounted as a single file, and each instance needs a file of its own: mount the directory of the file", flag.value));
             return;
         }
         let value = if named {
@@ -49,7 +51,7 @@ impl Planner<'_> {
         self.set_flag(
             name,
             &value,
-            "two instances must not write one file; berth exec puts in the instance's name",
+            "two instances must not write one file; berth exec adds the instance's name to the path",
         );
     }
 
@@ -59,7 +61,7 @@ impl Planner<'_> {
         let Some(flag) = self
             .manifest
             .flag("audit-log-path")
-            .filter(|flag| is_file(flag.value.as_ref()))
+            .filter(|flag| names_regular_file(flag.value.as_ref()))
         else {
             return;
         };
@@ -69,49 +71,48 @@ impl Planner<'_> {
             insert_instance(flag.written)
         };
         self.notes.push(format!(
-            "each pod has an audit log of its own ({path}), so the name changes with each upgrade: let the log shipper follow all of \
-             them (audit*.log), and delete old logs of former pods; kube-apiserver only prunes files that it rotated itself"
+            "each pod has an audit log of its own ({path}), so the log's name changes with each upgrade: let the log shipper follow all audit logs (audit*.log), and delete logs of former pods; kube-apiserver deletes only files that it rotated itself"
         ));
     }
 
     /// Sets `--shutdown-delay-duration` if missing, and returns its value.
-    pub(super) fn shutdown_delay(&mut self) -> Duration {
-        match self.duration("shutdown-delay-duration") {
+    pub(super) fn set_shutdown_delay(&mut self) -> Duration {
+        match self.read_duration("shutdown-delay-duration") {
             delay if delay.is_zero() => {
-                let value = humantime::format_duration(DELAY).to_string();
+                let value = humantime::format_duration(SHUTDOWN_DELAY).to_string();
                 self.set_flag(
                     "shutdown-delay-duration",
                     &value,
-                    "clients that still have the address are served until they know that it is gone",
+                    "kube-apiserver serves clients that do not know yet that the address is gone",
                 );
-                DELAY
+                SHUTDOWN_DELAY
             }
             delay => delay,
         }
     }
 
-    /// Makes kube-apiserver end watches one after the other, unless the manifest has the flag, and
-    /// returns the time for the watches.
-    pub(super) fn watch_grace(&mut self) -> Duration {
+    /// Adds the flag that makes kube-apiserver end its watches one after the other, if the manifest
+    /// lacks the flag. Returns how long the watches take to end.
+    pub(super) fn set_watch_grace(&mut self) -> Duration {
         let name = WATCH_GRACE_FLAG.trim_start_matches('-');
         if self.manifest.flag(name).is_some() {
-            return self.given_watch_grace();
+            return self.read_watch_grace();
         }
         let value = humantime::format_duration(WATCH_GRACE).to_string();
         self.set_flag(
             name,
             &value,
-            "clients whose watches end do not come to the other instances at once",
+            "watches end one after another, so clients do not all reconnect to the other instances at once",
         );
         WATCH_GRACE
     }
 
-    pub(super) fn given_watch_grace(&mut self) -> Duration {
-        self.duration(WATCH_GRACE_FLAG.trim_start_matches('-'))
+    pub(super) fn read_watch_grace(&mut self) -> Duration {
+        self.read_duration(WATCH_GRACE_FLAG.trim_start_matches('-'))
     }
 
-    /// A flag in Go's notation of durations.
-    fn duration(&mut self, name: &str) -> Duration {
+    /// Reads a flag's value, which is a duration in Go's notation. Zero if the flag is missing.
+    fn read_duration(&mut self, name: &str) -> Duration {
         let Some(flag) = self.manifest.flag(name) else {
             return Duration::ZERO;
         };
@@ -124,7 +125,7 @@ impl Planner<'_> {
             self.add_problem(
                 flag.line,
                 format!(
-                    "--{name}={}: give it with units, such as 10s or 1m30s",
+                    "--{name}={}: give a duration with units, such as 10s or 1m30s",
                     flag.value
                 ),
             );
@@ -147,7 +148,7 @@ impl Planner<'_> {
                 "command"
             };
             self.original.flags.push((whole.clone(), None));
-            self.edit(
+            self.add_edit(
                 self.container.key(key),
                 Change::Append(vec![whole.into()]),
                 format!("--{name}: {reason}"),
@@ -165,14 +166,14 @@ impl Planner<'_> {
         if let Some(Step::Index(index)) = path.0.last_mut()
             && flag.argument == *index
         {
-            *index += self.wrapping.words;
+            *index += self.wrapping.inserted_arguments;
         }
         self.original.flags.push((new.clone(), Some(old)));
-        self.edit(path, Change::Set(new.into()), format!("--{name}: {reason}"));
+        self.add_edit(path, Change::Set(new.into()), format!("--{name}: {reason}"));
     }
 
     /// Raises the grace period to the time until kube-apiserver's connections have ended.
-    pub(super) fn grace(&mut self, delay: Duration, watches: Duration) {
+    pub(super) fn raise_grace_period(&mut self, delay: Duration, watches: Duration) {
         let path = self
             .manifest
             .pod_path()
@@ -182,10 +183,10 @@ impl Planner<'_> {
         if let (Some(old), Some(None)) = (old, seconds) {
             self.add_problem(
                 old.line,
-                "terminationGracePeriodSeconds is no number of seconds: give one",
+                "terminationGracePeriodSeconds is no number: give a number of seconds",
             );
         }
-        let needed = [delay, watches, self.wrapping.drain, MARGIN];
+        let needed = [delay, watches, self.wrapping.drain, GRACE_MARGIN];
         let needed = needed
             .into_iter()
             .fold(self.hook_duration(), Duration::saturating_add)
@@ -195,7 +196,7 @@ impl Planner<'_> {
             return;
         }
         self.original.grace = Some((needed, seconds.flatten()));
-        self.edit(
+        self.add_edit(
             path,
             Change::Set(needed.into()),
             "longer than the preStop hook, the shutdown delay, the drain and a margin together",
@@ -210,7 +211,7 @@ fn is_per_instance(value: &str) -> bool {
     value.contains("{instance}")
 }
 
-/// Inserts the instance before the extension of a path.
+/// Inserts `-{instance}` before the extension of a path.
 pub(super) fn insert_instance(path: &str) -> String {
     let name = basename(path);
     // A dot within $(…) belongs to a variable's name.

@@ -1,17 +1,17 @@
 //! Applies inject's rules to a manifest that is already behind berth, by `inject` or by hand. A
 //! change that the rules would still make is a lapse.
 
-use super::flags::{DRAIN, OWN};
+use super::flags::{DRAIN_TIMEOUT, PER_INSTANCE_PATHS};
 use super::{BINARY, Change, Edit, InjectOptions, Manifest, PROBES, Planner, YamlNode, basename};
 use crate::write::Style;
 use crate::{exec_words, split_cause_and_fix};
 use serde_json::{Map, Value};
 use std::time::Duration;
 
-/// The check of how an update replaces the pod.
-const ROLLOUT: &str = "update-strategy";
+/// Name of the check in `berth doctor` of how an update replaces the pod.
+const ROLLOUT_CHECK: &str = "update-strategy";
 
-/// A place where a manifest breaks a rule.
+/// A place where a manifest breaks one of inject's rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lapse {
     /// Name of the check of `berth doctor`.
@@ -24,62 +24,70 @@ pub struct Lapse {
     pub fix: String,
 }
 
-/// How kube-apiserver is behind berth.
+/// How a manifest starts kube-apiserver behind berth. A manifest written by hand may do it
+/// differently from `inject`.
 #[derive(Debug, Clone, Copy)]
 pub struct Wrapping<'a> {
     /// Path of berth's binary in kube-apiserver's container.
     pub binary: &'a str,
-    /// Number of berth's arguments that the edits insert before the command.
-    pub words: usize,
-    /// True if the probe has credentials.
+    /// Number of berth's arguments that the edits insert before kube-apiserver's command. 0 if they
+    /// are there already.
+    pub inserted_arguments: usize,
+    /// True if the probe authenticates itself to kube-apiserver.
     pub credentials: bool,
-    /// How long connections may take to end.
+    /// How long the shim lets connections end after kube-apiserver has stopped listening.
     pub drain: Duration,
 }
 
 impl Default for Wrapping<'_> {
-    /// The wrapping that [`super::plan`] writes.
+    /// How `berth inject` itself starts kube-apiserver behind berth.
     fn default() -> Self {
         Self {
             binary: BINARY,
-            words: 3,
+            inserted_arguments: 3,
             credentials: false,
-            drain: DRAIN,
+            drain: DRAIN_TIMEOUT,
         }
     }
 }
 
-/// Finds the lapses of a manifest that is already behind berth, as `wrapping` describes.
+/// Finds the places where a manifest that is already behind berth breaks one of inject's rules.
 /// `wrapping.words` must be 0.
 pub fn find_lapses(manifest: &Manifest, wrapping: Wrapping<'_>) -> Vec<Lapse> {
     let options = InjectOptions::default();
-    let mut judge = Judge {
+    let mut judge = LapseFinder {
         planner: Planner::new(manifest, &options, wrapping),
         lapses: Vec::new(),
     };
-    // An invalid port is reported by the code that reads the port.
+    // An invalid port is reported by another check, so the default does here.
     let port = manifest.secure_port().unwrap_or(6443);
-    judge.check("host-network", "", Planner::check_host_network);
-    judge.check(ROLLOUT, "", Planner::check_rollout);
-    for flag in OWN {
-        judge.check(
+    judge.check_for_lapse("host-network", "", Planner::check_host_network);
+    judge.check_for_lapse(ROLLOUT_CHECK, "", Planner::check_rollout);
+    for flag in PER_INSTANCE_PATHS {
+        judge.check_for_lapse(
             "shared-file",
             "two instances would write one file",
-            |planner| planner.make_file_unique(flag),
+            |planner| planner.make_flag_path_unique(flag),
         );
     }
     let lack = "kube-apiserver stops listening the moment it gets SIGTERM";
-    let delay = judge.check("shutdown-delay", lack, Planner::shutdown_delay);
+    let delay = judge.check_for_lapse("shutdown-delay", lack, Planner::set_shutdown_delay);
     for probe in PROBES {
         let lack = "a probe asks the shared port, where the other instance may answer";
-        judge.check("probe-on-shared-port", lack, |planner| {
-            planner.probe(probe, port);
+        judge.check_for_lapse("probe-on-shared-port", lack, |planner| {
+            planner.replace_probe(probe, port);
         });
-        judge.check("probe-elsewhere", "", |planner| {
-            planner.problems.extend(planner.check_foreign(probe, port));
+        judge.check_for_lapse("probe-elsewhere", "", |planner| {
+            planner
+                .problems
+                .extend(planner.check_probe_of_other_server(probe, port));
         });
-        if manifest.apiserver().get(probe).is_some_and(asks_berth) {
-            judge.check(
+        if manifest
+            .apiserver()
+            .get(probe)
+            .is_some_and(probe_runs_berth)
+        {
+            judge.check_for_lapse(
                 "probe-pace",
                 "a probe of berth runs too often, or its timeout is too short",
                 |planner| {
@@ -90,38 +98,41 @@ pub fn find_lapses(manifest: &Manifest, wrapping: Wrapping<'_>) -> Vec<Lapse> {
         }
     }
     let lack = "there is no readiness probe, so an update does not wait for the new instance";
-    judge.check("readiness-missing", lack, Planner::add_readiness);
-    judge.check(
+    judge.check_for_lapse("readiness-missing", lack, Planner::add_readiness);
+    judge.check_for_lapse(
         "declared-ports",
-        "ports are declared, and on one node only one pod can have them",
-        Planner::ports,
+        "the pod declares ports, and only one pod of a node can have a declared port",
+        Planner::remove_ports,
     );
-    judge.check("other-container", "", |planner| {
-        planner.problems.extend(planner.other_containers());
+    judge.check_for_lapse("other-container", "", |planner| {
+        planner
+            .problems
+            .extend(planner.problems_of_other_containers());
     });
     let lack =
         "there is no preStop hook, so kube-apiserver receives SIGTERM before a sibling takes over";
-    judge.check("pre-stop", lack, Planner::pre_stop);
-    judge.check(
+    judge.check_for_lapse("pre-stop", lack, Planner::add_pre_stop);
+    judge.check_for_lapse(
         "grace-period",
-        "the grace period ends before the shutdown and the drain can",
+        "the grace period is shorter than the shutdown and the drain",
         |planner| {
-            let watches = planner.given_watch_grace();
-            planner.grace(delay, watches);
+            let watches = planner.read_watch_grace();
+            planner.raise_grace_period(delay, watches);
         },
     );
-    judge.check("anonymous-auth", "", Planner::check_anonymous);
+    judge.check_for_lapse("anonymous-auth", "", Planner::check_anonymous);
     judge.lapses
 }
 
-struct Judge<'a> {
+struct LapseFinder<'a> {
     planner: Planner<'a>,
     lapses: Vec<Lapse>,
 }
 
-impl<'a> Judge<'a> {
-    /// Checks a rule. All edits of the rule together are one lapse, with `lack` as the cause.
-    fn check<T>(
+impl<'a> LapseFinder<'a> {
+    /// Checks one of inject's rules by planning its edits. If there are any, they are one lapse
+    /// together, with `lack` as the cause.
+    fn check_for_lapse<T>(
         &mut self,
         check: &'static str,
         lack: &str,
@@ -132,7 +143,10 @@ impl<'a> Judge<'a> {
         let manifest = planner.manifest;
         let edits = std::mem::take(&mut planner.edits);
         if let Some(first) = edits.first() {
-            let texts: Vec<_> = edits.iter().map(|edit| describe(manifest, edit)).collect();
+            let texts: Vec<_> = edits
+                .iter()
+                .map(|edit| describe_edit(manifest, edit))
+                .collect();
             let fix = format!("{} ({})", texts.join(", "), first.reason);
             lapses.push(Lapse {
                 check,
@@ -157,7 +171,7 @@ impl<'a> Judge<'a> {
                 .map(|problem| lapse(problem.line, &problem.message)),
         );
         let line = match check {
-            ROLLOUT => manifest.root().line,
+            ROLLOUT_CHECK => manifest.root().line,
             _ => manifest.line_of(&planner.container.key("lifecycle").key("preStop")),
         };
         lapses.extend(planner.notes.drain(..).map(|note| lapse(line, &note)));
@@ -165,8 +179,8 @@ impl<'a> Judge<'a> {
     }
 }
 
-/// An edit as text, with a path relative to the container or the pod.
-fn describe(manifest: &Manifest, edit: &Edit) -> String {
+/// Describes an edit for people. Its path is relative to the container or to the pod.
+fn describe_edit(manifest: &Manifest, edit: &Edit) -> String {
     let style = Style {
         indented: true,
         sorted: false,
@@ -176,12 +190,12 @@ fn describe(manifest: &Manifest, edit: &Edit) -> String {
     let list = |values: &[Value]| {
         values
             .iter()
-            .map(|value| style.flow(value))
+            .map(|value| style.write_flow(value))
             .collect::<Vec<_>>()
             .join(", ")
     };
     match &edit.change {
-        Change::Set(value) => format!("set {path}: {}", style.flow(value)),
+        Change::Set(value) => format!("set {path}: {}", style.write_flow(value)),
         Change::Remove => format!("remove {path}"),
         Change::Prepend(values) | Change::Append(values) => {
             format!("add {} to {path}", list(values))
@@ -190,7 +204,7 @@ fn describe(manifest: &Manifest, edit: &Edit) -> String {
 }
 
 /// True if a probe runs berth.
-fn asks_berth(probe: &YamlNode) -> bool {
+fn probe_runs_berth(probe: &YamlNode) -> bool {
     exec_words(probe)
         .first()
         .is_some_and(|program| basename(program) == "berth")

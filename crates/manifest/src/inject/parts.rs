@@ -1,12 +1,15 @@
 //! Containers, mounts and variables to add to a pod, as values.
 
-use super::{BINARY, Container, INSTALL, NODE_NAME, Problem, SERVICE, SHIM, VOLUMES, YamlNode};
+use super::{
+    BINARY, CLUSTER_VARIABLE, Container, INSTALL_CONTAINER, NODE_NAME_VARIABLE, Problem,
+    SHIM_CONTAINER, VOLUMES, YamlNode,
+};
 use crate::names::VARIABLES;
 use serde_json::{Value, json};
 
-const BIN: &str = VOLUMES[0];
-const RUN: &str = VOLUMES[1];
-const CLUSTER: &str = VOLUMES[2];
+const BINARY_VOLUME: &str = VOLUMES[0];
+const RUN_VOLUME: &str = VOLUMES[1];
+const CLUSTER_VOLUME: &str = VOLUMES[2];
 
 /// Directory of [`BINARY`].
 const BIN_DIR: &str = "/opt/berth";
@@ -20,18 +23,21 @@ pub(super) fn make_field_variable(name: &str, path: &str) -> Value {
     json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}})
 }
 
-/// How long the shim waits for its port, which kube-apiserver itself may hold when berth comes to a
-/// node.
-fn bind_wait() -> Value {
+/// Makes the variable that says how long the shim waits for its port. When berth comes to a node,
+/// kube-apiserver itself may hold the port for a while.
+fn make_bind_wait_variable() -> Value {
     make_variable("BERTH_BIND_WAIT", "10m")
 }
 
-/// Like [`bind_wait`]. `None` if the operator has added this variable to the shim.
-pub(super) fn bind_wait_unless_set(added: &[Value]) -> Option<Value> {
-    Some(bind_wait()).filter(|wait| added.iter().all(|other| other["name"] != wait["name"]))
+/// Makes the variable of [`make_bind_wait_variable`]. `None` if the operator has set that variable
+/// already.
+pub(super) fn make_missing_bind_wait_variable(added: &[Value]) -> Option<Value> {
+    Some(make_bind_wait_variable())
+        .filter(|wait| added.iter().all(|other| other["name"] != wait["name"]))
 }
 
-/// Variables that the operator added to a shim, and that `berth inject` has no options for.
+/// Finds the variables that the operator has added to a shim: those that no option of `berth
+/// inject` sets.
 pub(super) fn added_variables(shim: Container<'_>) -> Result<Vec<Value>, Problem> {
     let words: Vec<_> = shim
         .arguments()
@@ -40,16 +46,17 @@ pub(super) fn added_variables(shim: Container<'_>) -> Result<Vec<Value>, Problem
         .collect();
     if words != ["serve"] {
         let message = format!(
-            "the shim's command line is {}, which cannot be kept: write its options as variables of the container, such as \
-             BERTH_ADMIN for --admin, and leave args: [serve]",
+            "the shim's command line is {}, and berth cannot keep these arguments: set args to [serve], and write the shim's options as variables of the container, such as BERTH_ADMIN for --admin",
             words.join(" ")
         );
         return Err(Problem::new(shim.node().line, message));
     }
     let all = shim.node().list("env").iter().map(YamlNode::value);
-    let own = |name: &str| VARIABLES.contains(&name) || [SERVICE, NODE_NAME].contains(&name);
+    let own = |name: &str| {
+        VARIABLES.contains(&name) || [CLUSTER_VARIABLE, NODE_NAME_VARIABLE].contains(&name)
+    };
     Ok(all
-        .filter(|one| !one["name"].as_str().is_some_and(own) && *one != bind_wait())
+        .filter(|one| !one["name"].as_str().is_some_and(own) && *one != make_bind_wait_variable())
         .collect())
 }
 
@@ -67,13 +74,13 @@ pub(super) fn make_install_container(
         security["runAsNonRoot"] = false.into();
     }
     json!({
-        "name": INSTALL,
+        "name": INSTALL_CONTAINER,
         "image": image,
         "imagePullPolicy": "IfNotPresent",
         "args": ["copy-self", BINARY, "--run-dir", run_dir, "--owner", uid.to_string()],
         "resources": make_resources(),
         "securityContext": security,
-        "volumeMounts": [{"name": BIN, "mountPath": BIN_DIR}, run_mount(run_dir)],
+        "volumeMounts": [{"name": BINARY_VOLUME, "mountPath": BIN_DIR}, run_mount(run_dir)],
     })
 }
 
@@ -85,7 +92,7 @@ pub(super) fn make_shim_container(
     mounts: &[Value],
 ) -> Value {
     json!({
-        "name": SHIM,
+        "name": SHIM_CONTAINER,
         "image": image,
         "imagePullPolicy": "IfNotPresent",
         "restartPolicy": "Always",
@@ -97,8 +104,9 @@ pub(super) fn make_shim_container(
     })
 }
 
-/// Security context with the apiserver's uid, further fields for access to the node's files (group,
-/// SELinux label, AppArmor profile), the given capabilities, and nothing else.
+/// Makes a security context with this uid and the given capabilities. `like` has the fields that
+/// give access to the node's files: group, SELinux label, AppArmor profile. No other privilege is
+/// given.
 pub(super) fn make_security_context(
     uid: u32,
     like: &[(&str, Value)],
@@ -126,21 +134,21 @@ fn make_resources() -> Value {
     json!({"requests": {"cpu": "100m", "memory": "32Mi"}})
 }
 
-/// The mounts of the apiserver's container.
+/// Makes the mounts that `inject` adds to the apiserver's container.
 pub(super) fn apiserver_mounts(run_dir: &str) -> Vec<Value> {
     vec![
-        json!({"name": BIN, "mountPath": BIN_DIR, "readOnly": true}),
+        json!({"name": BINARY_VOLUME, "mountPath": BIN_DIR, "readOnly": true}),
         run_mount(run_dir),
     ]
 }
 
 pub(super) fn run_mount(run_dir: &str) -> Value {
-    json!({"name": RUN, "mountPath": run_dir})
+    json!({"name": RUN_VOLUME, "mountPath": run_dir})
 }
 
-/// Mount of a file of the apiserver. From a directory of the node, only the file is mounted, since
-/// the shim needs no key of the cluster. Other volumes are mounted as they are, because they are
-/// renewed as a whole.
+/// Makes the shim's mount of one of the apiserver's files. From a directory of the node, only the
+/// file is mounted, since the shim needs no key of the cluster. Other volumes are mounted as they
+/// are, because they are renewed as a whole.
 pub(super) fn file_mount(mount: &Value, file: &str, host_path: bool) -> Value {
     let mut new = mount.clone();
     new["readOnly"] = true.into();
@@ -163,22 +171,23 @@ pub(super) fn file_mount(mount: &Value, file: &str, host_path: bool) -> Value {
     new
 }
 
-/// Mount of the directory with the shim's credentials: the whole directory, since files are renewed
-/// by rename, and writable, since the shim renews them.
+/// Mounts the directory with the shim's credentials. The whole directory is mounted, since its
+/// files are renewed by a rename. It is writable, since the shim renews them.
 pub(super) fn cluster_mount(directory: &str) -> Value {
-    json!({"name": CLUSTER, "mountPath": directory})
+    json!({"name": CLUSTER_VOLUME, "mountPath": directory})
 }
 
-/// The volumes of the mounts. `cluster` is the directory of the shim's credentials.
+/// Makes the volumes that the added mounts need. `cluster` is the directory with the shim's
+/// credentials.
 pub(super) fn make_volumes(run_dir: &str, cluster: Option<&str>) -> Vec<Value> {
     let directory =
         |name, path, kind| json!({"name": name, "hostPath": {"path": path, "type": kind}});
     let mut volumes = vec![
-        json!({"name": BIN, "emptyDir": {}}),
-        directory(RUN, run_dir, "DirectoryOrCreate"),
+        json!({"name": BINARY_VOLUME, "emptyDir": {}}),
+        directory(RUN_VOLUME, run_dir, "DirectoryOrCreate"),
     ];
     // The directory must exist, because the shim does not start without credentials. The kubelet
     // reports a missing directory more clearly than the shim would.
-    volumes.extend(cluster.map(|path| directory(CLUSTER, path, "Directory")));
+    volumes.extend(cluster.map(|path| directory(CLUSTER_VOLUME, path, "Directory")));
     volumes
 }

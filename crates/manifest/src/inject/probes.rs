@@ -1,6 +1,6 @@
 //! The kubelet's probes, the shim's probe, and the preStop hook.
 
-use super::{Change, LEAST, Planner, Problem, YamlNode, basename, parts};
+use super::{Change, MIN_PROBE_SECONDS, Planner, Problem, YamlNode, basename, parts};
 use crate::exec_words;
 use berth_exec::args;
 use berth_options::ask;
@@ -8,51 +8,55 @@ use serde_json::{Map, Value, json};
 use std::net::IpAddr;
 use std::time::Duration;
 
-const KINDS: [&str; 3] = ["httpGet", "tcpSocket", "grpc"];
+const PROBE_KINDS: [&str; 3] = ["httpGet", "tcpSocket", "grpc"];
 
 /// The path that `berth live` asks for.
-const LIVE: &str = "/livez";
+const LIVE_PATH: &str = "/livez";
 
-/// Effect of a probe that asks the shared port. The port on localhost is shared too, if the shim
-/// listens on localhost.
-const MISTAKEN: &str = "the kubelet takes the other instance's answer for this instance's, and kills this instance when nothing answers";
+/// The effect of a probe that asks the port which both instances share. On localhost, the port is
+/// shared too if the shim listens there.
+const MISTAKEN_PROBE: &str = "the kubelet judges this instance by the other instance's answer, and kills this instance when no instance answers";
 
 impl<'a> Planner<'a> {
-    /// Replaces a probe of the shared port by a probe through berth, with the same patience.
-    pub(super) fn probe(&mut self, name: &str, port: u16) {
+    /// Replaces a probe that asks the port which both instances share. The new probe asks this
+    /// instance through berth. Its period and timeout are at least [`MIN_PROBE_SECONDS`] seconds.
+    pub(super) fn replace_probe(&mut self, name: &str, port: u16) {
         let Some(probe) = self.manifest.apiserver().get(name) else {
             return;
         };
-        match self.target_of(probe, port) {
-            Target::Own | Target::Other(_) => return,
-            Target::Name(port) => {
+        match self.find_target(probe, port) {
+            ProbeTarget::Own | ProbeTarget::Other(_) => return,
+            ProbeTarget::Name(port) => {
                 return self.add_problem(
                     probe.line,
-                    format!("{name} asks the port {port} by its name, and berth inject removes ports: write the number"),
+                    format!("{name} asks the port {port} by its name, and berth inject removes named ports: write the port's number"),
                 );
             }
-            Target::By(program) => {
+            ProbeTarget::Program(program) => {
                 let cause = format!(
-                    "{name} runs {program}, which asks the shared port or localhost; {MISTAKEN}"
+                    "{name} runs {program}, which asks the shared port or localhost; {MISTAKEN_PROBE}"
                 );
-                return self.add_problem(probe.line, format!("{cause}: {}", self.fix(name, port)));
+                return self.add_problem(
+                    probe.line,
+                    format!("{cause}: {}", self.suggest_fix(name, port)),
+                );
             }
-            Target::Shared => {}
+            ProbeTarget::Shared => {}
         }
         let path = self.container.key(name);
         let mut original = Map::new();
         let reason = "on the shared port, the other instance may answer; berth asks this instance";
-        let asking = self.probe_exec(name);
-        self.edit(path.key("exec"), Change::Set(asking), reason);
+        let asking = self.make_probe_exec(name);
+        self.add_edit(path.key("exec"), Change::Set(asking), reason);
         for (kind, _) in probe.entries() {
-            let Some(kind) = kind.text().filter(|kind| KINDS.contains(kind)) else {
+            let Some(kind) = kind.text().filter(|kind| PROBE_KINDS.contains(kind)) else {
                 continue;
             };
             original.insert(
                 kind.into(),
                 probe.get(kind).map_or(Value::Null, YamlNode::value),
             );
-            self.edit(path.key(kind), Change::Remove, "berth asks instead");
+            self.add_edit(path.key(kind), Change::Remove, "berth asks instead");
         }
         self.raise_period(name, &mut original);
         self.original
@@ -61,31 +65,31 @@ impl<'a> Planner<'a> {
     }
 
     /// Warns of a probe that asks another process, which in turn may ask the shared port.
-    pub(super) fn check_foreign(&self, name: &str, port: u16) -> Option<Problem> {
+    pub(super) fn check_probe_of_other_server(&self, name: &str, port: u16) -> Option<Problem> {
         let probe = self.manifest.apiserver().get(name)?;
-        let Target::Other(whom) = self.target_of(probe, port) else {
+        let ProbeTarget::Other(whom) = self.find_target(probe, port) else {
             return None;
         };
         let cause = format!(
-            "{name} asks {whom}; if the answer comes from the shared port or localhost, {MISTAKEN}"
+            "{name} asks {whom}; if the answer comes from the shared port or localhost, {MISTAKEN_PROBE}"
         );
         Some(Problem::new(
             probe.line,
-            format!("{cause}: {}", self.fix(name, port)),
+            format!("{cause}: {}", self.suggest_fix(name, port)),
         ))
     }
 
     /// The fix that makes a probe ask this instance.
-    fn fix(&self, name: &str, port: u16) -> String {
-        match self.wrapping.words {
+    fn suggest_fix(&self, name: &str, port: u16) -> String {
+        match self.wrapping.inserted_arguments {
             0 => format!(
-                "let it run `{} {}`",
+                "let the probe run `{} {}`",
                 self.wrapping.binary,
-                subcommand_of(name)
+                probe_subcommand(name)
             ),
             _ => {
                 format!(
-                    "write it as an httpGet of the port {port}, which berth inject replaces by a probe of its own"
+                    "write the probe as an httpGet of the port {port}, so that berth inject can replace the probe"
                 )
             }
         }
@@ -100,13 +104,13 @@ impl<'a> Planner<'a> {
             let old = probe.get(key);
             if old
                 .map_or(Some(default), YamlNode::number)
-                .is_none_or(|seconds| seconds < LEAST)
+                .is_none_or(|seconds| seconds < MIN_PROBE_SECONDS)
             {
                 original.insert(key.into(), old.map_or(Value::Null, YamlNode::value));
                 let path = self.container.key(name).key(key);
-                self.edit(
+                self.add_edit(
                     path,
-                    Change::Set(LEAST.into()),
+                    Change::Set(MIN_PROBE_SECONDS.into()),
                     "an exec probe starts a process each time",
                 );
             }
@@ -117,12 +121,11 @@ impl<'a> Planner<'a> {
         let path = self
             .manifest
             .apiserver()
-            .at(&["readinessProbe", "httpGet", "path"])
+            .find_path(&["readinessProbe", "httpGet", "path"])
             .and_then(YamlNode::text);
         if let Some(path) = path.filter(|path| path.contains('?')) {
             self.notes.push(format!(
-                "readinessProbe asks for {path}, and the shim for all of /readyz: while an excluded check fails, new connections \
-                 go to another ready instance, if there is one"
+                "readinessProbe asks for {path}, and the shim asks for /readyz with all checks: while an excluded check fails, new connections go to another instance, if another instance is ready"
             ));
         }
         if self.manifest.apiserver().get("readinessProbe").is_some() {
@@ -130,55 +133,55 @@ impl<'a> Planner<'a> {
         }
         let name = "readinessProbe";
         self.original.fields.insert(name.into(), Value::Null);
-        let new =
-            json!({"exec": self.probe_exec(name), "periodSeconds": LEAST, "timeoutSeconds": LEAST});
-        self.edit(
+        let new = json!({"exec": self.make_probe_exec(name), "periodSeconds": MIN_PROBE_SECONDS, "timeoutSeconds": MIN_PROBE_SECONDS});
+        self.add_edit(
             self.container.key(name),
             Change::Set(new),
             "an update waits until the new instance is ready",
         );
     }
 
-    /// The `exec` of a probe, which waits for an answer as long as the kubelet allows, less one
-    /// second for the runtime to start it. With a shorter wait, the kubelet would kill a live
-    /// apiserver under a storm of requests.
-    fn probe_exec(&mut self, probe: &str) -> Value {
-        let timeout = format!("{}s", self.seconds(probe) - 1);
+    /// Makes the `exec` of a probe. The probe waits for an answer as long as the kubelet allows,
+    /// less one second for the runtime to start it. With a shorter wait, the kubelet would kill a
+    /// live apiserver under a storm of requests.
+    fn make_probe_exec(&mut self, probe: &str) -> Value {
+        let timeout = format!("{}s", self.probe_seconds(probe) - 1);
         let mut words = vec![
             self.wrapping.binary,
-            subcommand_of(probe),
+            probe_subcommand(probe),
             "--timeout",
             &timeout,
         ];
         let path = self
             .manifest
             .apiserver()
-            .at(&[probe, "httpGet", "path"])
+            .find_path(&[probe, "httpGet", "path"])
             .and_then(YamlNode::text);
         // A tcpSocket probe needs only an open port, so its replacement asks for /livez/ping: with
         // /livez, an outage of etcd would restart kube-apiserver.
         let connects = self
             .manifest
             .apiserver()
-            .at(&[probe, "tcpSocket"])
+            .find_path(&[probe, "tcpSocket"])
             .is_some();
         // The kubelet also accepts a path without the first slash.
         let path = path.map(|path| format!("/{}", path.trim_start_matches('/')));
         let path = path.or(connects.then(|| "/livez/ping".to_owned()));
         let path = path
             .as_deref()
-            .filter(|path| subcommand_of(probe) == "live" && *path != LIVE);
+            .filter(|path| probe_subcommand(probe) == "live" && *path != LIVE_PATH);
         match path.map(|path| (path, ask::parse_path(path))) {
             Some((path, Ok(_))) => words.extend(["--path", path]),
             Some((path, Err(_))) => self.notes.push(format!(
-                "{probe} asks for {path:?}, which is no path of a request: berth live asks for {LIVE} instead"
+                "{probe} asks for {path:?}, which is no path of a request: berth live asks for {LIVE_PATH} instead"
             )),
             None => {}
         }
         json!({"command": words})
     }
 
-    /// Gives a probe of berth without --timeout the kubelet's timeout.
+    /// Adds `--timeout` to a probe that runs `berth live` without it: one second less than the
+    /// kubelet's timeout.
     pub(super) fn add_timeout(&mut self, name: &str) {
         let Some(probe) = self.manifest.apiserver().get(name) else {
             return;
@@ -190,45 +193,51 @@ impl<'a> Planner<'a> {
         if patient || words.get(1) != Some(&"live") {
             return;
         }
-        let timeout = format!("{}s", self.seconds(name) - 1);
+        let timeout = format!("{}s", self.probe_seconds(name) - 1);
         words.extend(["--timeout", &timeout]);
         let path = self.container.key(name).key("exec").key("command");
-        let reason =
-            "without it kube-apiserver has 2s to answer, and is killed when it is only slow";
-        self.edit(path, Change::Set(words.into()), reason);
+        let reason = "without --timeout, kube-apiserver has 2s to answer, and the kubelet kills a slow kube-apiserver";
+        self.add_edit(path, Change::Set(words.into()), reason);
     }
 
-    /// The kubelet's timeout of a probe of berth.
-    fn seconds(&self, probe: &str) -> u64 {
+    /// Returns how many seconds the kubelet waits for a probe of berth: as in the manifest, but at
+    /// least [`MIN_PROBE_SECONDS`].
+    fn probe_seconds(&self, probe: &str) -> u64 {
         let timeout = self
             .manifest
             .apiserver()
-            .at(&[probe, "timeoutSeconds"])
+            .find_path(&[probe, "timeoutSeconds"])
             .and_then(YamlNode::number);
-        timeout.unwrap_or(LEAST).max(LEAST)
+        timeout.unwrap_or(MIN_PROBE_SECONDS).max(MIN_PROBE_SECONDS)
     }
 
-    fn target_of(&self, probe: &YamlNode, port: u16) -> Target {
+    fn find_target(&self, probe: &YamlNode, port: u16) -> ProbeTarget {
         if probe.get("exec").is_some() {
             let words = exec_words(probe);
             return match words.first().map(|program| basename(program)) {
-                None | Some("berth") => Target::Own,
-                Some(program) if words.iter().any(|word| is_shared(word, port)) => {
-                    Target::By(program.to_owned())
+                None | Some("berth") => ProbeTarget::Own,
+                Some(program)
+                    if words
+                        .iter()
+                        .any(|word| names_shared_port_or_loopback(word, port)) =>
+                {
+                    ProbeTarget::Program(program.to_owned())
                 }
-                Some(program) => Target::Other(program.to_owned()),
+                Some(program) => ProbeTarget::Other(program.to_owned()),
             };
         }
-        let asked = KINDS.into_iter().find_map(|kind| probe.at(&[kind, "port"]));
+        let asked = PROBE_KINDS
+            .into_iter()
+            .find_map(|kind| probe.find_path(&[kind, "port"]));
         let Some(asked) = asked.and_then(YamlNode::text) else {
-            return Target::Own;
+            return ProbeTarget::Own;
         };
         let ports = self.manifest.apiserver().get("ports");
         let number = match asked.parse::<u16>() {
             Ok(number) => Some(number),
             Err(_) => ports.and_then(|ports| {
                 ports
-                    .named(asked)?
+                    .find_named(asked)?
                     .1
                     .get("containerPort")?
                     .text()?
@@ -237,14 +246,14 @@ impl<'a> Planner<'a> {
             }),
         };
         match number {
-            Some(number) if number == port => Target::Shared,
-            _ if asked.parse::<u16>().is_ok() => Target::Other(format!("the port {asked}")),
-            _ => Target::Name(asked.to_owned()),
+            Some(number) if number == port => ProbeTarget::Shared,
+            _ if asked.parse::<u16>().is_ok() => ProbeTarget::Other(format!("the port {asked}")),
+            _ => ProbeTarget::Name(asked.to_owned()),
         }
     }
 
     /// The CA that the probe trusts, if no option names one: kubeadm's CA.
-    pub(super) fn ca(&mut self) -> Option<&'a str> {
+    pub(super) fn find_ca(&mut self) -> Option<&'a str> {
         if self.options.probing.trusts {
             return None;
         }
@@ -273,25 +282,25 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// A mount through which the shim sees a file of the apiserver's container.
-    pub(super) fn mount(&mut self, file: &str) -> Option<Value> {
-        let found = self.manifest.container().mount_of(file);
+    /// Makes a mount through which the shim sees a file of the apiserver's container.
+    pub(super) fn add_mount(&mut self, file: &str) -> Option<Value> {
+        let found = self.manifest.container().find_mount(file);
         let Some(mount) = found else {
             let line = self.manifest.apiserver().line;
             self.add_problem(
                 line,
                 format!(
-                    "{file}, which the probe needs, is in no volumeMount of the container: mount it"
+                    "{file}, which the probe needs, is in no volumeMount of the container: mount that file"
                 ),
             );
             return None;
         };
-        let name = mount.text_of("name").unwrap_or_default();
+        let name = mount.get_text("name").unwrap_or_default();
         let volume = self
             .manifest
             .pod()
             .get("volumes")
-            .and_then(|volumes| volumes.named(name));
+            .and_then(|volumes| volumes.find_named(name));
         Some(parts::file_mount(
             &mount.value(),
             file,
@@ -299,9 +308,13 @@ impl<'a> Planner<'a> {
         ))
     }
 
-    pub(super) fn pre_stop(&mut self) {
-        if let Some(hook) = self.manifest.apiserver().at(&["lifecycle", "preStop"]) {
-            if !is_drain(hook) {
+    pub(super) fn add_pre_stop(&mut self) {
+        if let Some(hook) = self
+            .manifest
+            .apiserver()
+            .find_path(&["lifecycle", "preStop"])
+        {
+            if !hook_runs_drain(hook) {
                 self.notes.push(
                     "the container's preStop hook is kept, and lets no sibling take over: if possible, let the hook first run \
                      `berth drain --wait --if-sibling`"
@@ -313,7 +326,7 @@ impl<'a> Planner<'a> {
         let hook =
             json!({"exec": {"command": [self.wrapping.binary, "drain", "--wait", "--if-sibling"]}});
         let path = self.container.key("lifecycle").key("preStop");
-        self.edit(
+        self.add_edit(
             path,
             Change::Set(hook),
             "the sibling takes new connections before kube-apiserver receives SIGTERM",
@@ -323,11 +336,15 @@ impl<'a> Planner<'a> {
     /// How long the container's preStop hook sleeps or waits for streams, as far as the manifest
     /// shows. This time counts toward the grace period.
     pub(super) fn hook_duration(&self) -> Duration {
-        let Some(hook) = self.manifest.apiserver().at(&["lifecycle", "preStop"]) else {
+        let Some(hook) = self
+            .manifest
+            .apiserver()
+            .find_path(&["lifecycle", "preStop"])
+        else {
             return Duration::ZERO;
         };
         let seconds = hook
-            .at(&["sleep", "seconds"])
+            .find_path(&["sleep", "seconds"])
             .and_then(YamlNode::number)
             .unwrap_or_default();
         let words: Vec<_> = exec_words(hook)
@@ -345,7 +362,7 @@ impl<'a> Planner<'a> {
 }
 
 /// True if a hook runs `berth drain --if-sibling`, directly or within another command.
-fn is_drain(hook: &YamlNode) -> bool {
+fn hook_runs_drain(hook: &YamlNode) -> bool {
     let words: Vec<_> = exec_words(hook)
         .into_iter()
         .flat_map(str::split_whitespace)
@@ -357,7 +374,7 @@ fn is_drain(hook: &YamlNode) -> bool {
 }
 
 /// The subcommand of berth that replaces a probe.
-fn subcommand_of(probe: &str) -> &'static str {
+fn probe_subcommand(probe: &str) -> &'static str {
     if probe == "readinessProbe" {
         "ready"
     } else {
@@ -367,18 +384,18 @@ fn subcommand_of(probe: &str) -> &'static str {
 
 /// True if a word of a command names the shared port or a loopback address, where another instance
 /// may listen, or nobody.
-pub(super) fn is_shared(word: &str, port: u16) -> bool {
+pub(super) fn names_shared_port_or_loopback(word: &str, port: u16) -> bool {
     let port = port.to_string();
     let mut parts = word.split(|c: char| !(c.is_ascii_alphanumeric() || c == '.'));
     let loopback = |part: &str| part.parse().is_ok_and(|ip: IpAddr| ip.is_loopback());
     word.contains("::1") || parts.any(|part| part == port || part == "localhost" || loopback(part))
 }
 
-enum Target {
+enum ProbeTarget {
     /// The shared port.
     Shared,
     /// A program that asks the shared port or localhost.
-    By(String),
+    Program(String),
     /// The instance of this manifest, which berth probes, or no target at all.
     Own,
     /// Another process.
