@@ -8,35 +8,36 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
 /// Name of the bridge's cgroup, below the root like the cgroups of the node's services.
-const NAME: &str = "berth-bridge";
+const CGROUP_NAME: &str = "berth-bridge";
 
 /// Prefix of the cgroups of containers, in every hierarchy. Containers are not in children of the
 /// bridge's cgroup: version 2 allows processes only in leaves.
-const CONTAINER: &str = "berth-bridge-";
+const CONTAINER_PREFIX: &str = "berth-bridge-";
 
 /// Name of a container's cgroup. The instance's address is included because nodes that share a
 /// kernel share cgroups.
-pub fn of_container(name: &str, address: Ipv4Addr) -> String {
-    format!("{CONTAINER}{name}-{address}")
+pub fn name_container_cgroup(name: &str, address: Ipv4Addr) -> String {
+    format!("{CONTAINER_PREFIX}{name}-{address}")
 }
 
 /// CPU weight of the bridge in version 2 and version 1: ten times the default. The bridge needs
 /// little CPU, and all clients wait for it: on a busy node the relay stalled for 3 s.
-const WEIGHTS: [(&str, &str); 2] = [("cpu.weight", "1000"), ("cpu.shares", "10240")];
+const CPU_WEIGHTS: [(&str, &str); 2] = [("cpu.weight", "1000"), ("cpu.shares", "10240")];
 
-/// Attempts to create a cgroup that is removed meanwhile.
-const TRIES: u32 = 100;
+/// Number of attempts to enter the bridge's cgroup. A bridge that ends may remove the cgroup after
+/// it was created here and before it is entered.
+const MAX_TRIES: u32 = 100;
 
-/// Moves this process into the bridge's cgroup, in the hierarchies that serve to kill sessions and
-/// to share CPUs.
+/// Moves this process into the bridge's cgroup, in each hierarchy through which a session may be
+/// killed or CPU time is shared.
 ///
 /// # Errors
 /// No hierarchy can be written to.
 pub fn leave_session_cgroup() -> io::Result<()> {
     let mounts = read_mounts().map_err(io::Error::other)?;
     let mut left = Err(io::Error::other("no cgroup file system is mounted"));
-    for mount in select_hierarchies(mounts, is_left) {
-        let moved = create_and_enter(&mount.join(NAME));
+    for mount in select_hierarchies(mounts, needs_bridge_cgroup) {
+        let moved = create_and_enter(&mount.join(CGROUP_NAME));
         left = if left.is_ok() { left } else { moved };
     }
     left
@@ -44,10 +45,10 @@ pub fn leave_session_cgroup() -> io::Result<()> {
 
 /// Moves this process to the root cgroup, and removes the bridge's cgroup.
 pub fn remove_bridge_cgroup() {
-    for root in find_roots(is_left) {
-        // A cgroup that cannot be removed stays, empty, for the next bridge.
+    for root in find_roots(needs_bridge_cgroup) {
+        // An error is harmless: the empty cgroup stays, and the next bridge enters it.
         let _ = fs::write(root.join("cgroup.procs"), "0")
-            .and_then(|()| fs::remove_dir(root.join(NAME)));
+            .and_then(|()| fs::remove_dir(root.join(CGROUP_NAME)));
     }
 }
 
@@ -57,14 +58,14 @@ fn create_and_enter(cgroup: &Path) -> io::Result<()> {
     let mut tries = 0;
     loop {
         match try_enter(cgroup) {
-            Err(error) if is_removed(&error) && tries < TRIES => tries += 1,
+            Err(error) if means_removed_cgroup(&error) && tries < MAX_TRIES => tries += 1,
             entered => return entered,
         }
     }
 }
 
 /// A write to an open file of a removed cgroup fails with ENODEV.
-fn is_removed(error: &io::Error) -> bool {
+fn means_removed_cgroup(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENODEV)
 }
 
@@ -73,22 +74,22 @@ fn try_enter(cgroup: &Path) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
-    for (file, weight) in WEIGHTS.map(|(file, weight)| (cgroup.join(file), weight)) {
+    for (file, weight) in CPU_WEIGHTS.map(|(file, weight)| (cgroup.join(file), weight)) {
         // Without permission the cgroup keeps the default weight.
         let _ = file.exists().then(|| fs::write(file, weight));
     }
-    // 0 stands for the writing process.
+    // Writing 0 moves the process that writes.
     OpenOptions::new()
         .write(true)
         .open(cgroup.join("cgroup.procs"))?
         .write_all(b"0")
 }
 
-/// The cgroups of a bridge and of its container, in each hierarchy: the parent's cgroup.procs, and
-/// the cgroup's directory.
+/// Returns the cgroups of a bridge and of its container in each hierarchy. Each cgroup is a pair:
+/// the parent's cgroup.procs, and the cgroup's own directory.
 pub fn list_cgroups(container: &str) -> Vec<(PathBuf, PathBuf)> {
     let all = find_roots(|_| true).flat_map(|root| {
-        let own = [container, NAME].map(|name| root.join(name));
+        let own = [container, CGROUP_NAME].map(|name| root.join(name));
         own.map(|own| (root.join("cgroup.procs"), own))
     });
     all.collect()
@@ -102,16 +103,16 @@ pub fn sweep_cgroups() {
 fn sweep_below(root: &Path) {
     for entry in fs::read_dir(root).into_iter().flatten().flatten() {
         let name = entry.file_name();
-        if name == NAME || name.to_string_lossy().starts_with(CONTAINER) {
-            // A cgroup with a process cannot be removed.
+        if name == CGROUP_NAME || name.to_string_lossy().starts_with(CONTAINER_PREFIX) {
+            // The cgroup of a bridge that runs has a process, and so cannot be removed.
             let _ = fs::remove_dir(entry.path());
         }
     }
 }
 
-/// True if the bridge leaves the session's cgroup in this hierarchy: in the hierarchy of version 2,
-/// and in systemd's and the CPU hierarchy of version 1. Recognized by file system type and options.
-fn is_left(mount: &MountInfo) -> bool {
+/// True if the bridge leaves the session's cgroup in this hierarchy: in the hierarchy of cgroup v2,
+/// and in systemd's and the CPU controller's hierarchy of cgroup v1.
+fn needs_bridge_cgroup(mount: &MountInfo) -> bool {
     let is_systemd = mount
         .super_options
         .get("name")
@@ -123,12 +124,13 @@ fn read_mounts() -> ProcResult<MountInfos> {
     Process::myself()?.mountinfo()
 }
 
-/// Root of the version 2 hierarchy, wherever mounted.
-pub fn find_root() -> Option<PathBuf> {
+/// Mount point of cgroup v2. `None` if cgroup v2 is not mounted.
+pub fn find_cgroup_root() -> Option<PathBuf> {
     find_roots(|mount| mount.fs_type == "cgroup2").next()
 }
 
-/// Roots of this process's hierarchies. Empty if the mounts cannot be read.
+/// Root directories of the cgroup hierarchies that `wanted` accepts. Empty if this process's mounts
+/// cannot be read.
 fn find_roots(wanted: fn(&MountInfo) -> bool) -> impl Iterator<Item = PathBuf> {
     read_mounts()
         .into_iter()
@@ -148,7 +150,8 @@ fn select_hierarchies(
         .map(|mount| mount.mount_point)
 }
 
-/// True if the process shares its cgroups with this process, so that killing a cgroup ends both.
+/// True if the process shares its cgroups with this process, so that a kill of the whole cgroup
+/// ends both processes.
 pub fn is_shared_with(pid: u32) -> bool {
     let of = |process: &str| fs::read_to_string(format!("/proc/{process}/cgroup")).ok();
     of(&pid.to_string()).is_some_and(|other| of("self") == Some(other))
@@ -163,7 +166,7 @@ mod tests {
     fn leftover_cgroups_are_removed_unless_in_use() {
         let temp = tempfile::tempdir().unwrap();
         let names = [
-            NAME,
+            CGROUP_NAME,
             "berth-bridge-etcd-127.1.2.3",
             "berth-bridge-kube-apiserver-127.1.2.4/in",
             "berth-other",
@@ -188,7 +191,7 @@ mod tests {
             40 35 0:35 / /sys/fs/cgroup/cpu,cpuacct rw shared:13 - cgroup cgroup rw,cpu,cpuacct\n\
             39 35 0:33 /user.slice /mnt rw shared:11 - cgroup cgroup rw,xattr,name=systemd\n";
         let mounts = || MountInfos::from_read(mountinfo.as_bytes()).unwrap();
-        let found: Vec<_> = select_hierarchies(mounts(), is_left).collect();
+        let found: Vec<_> = select_hierarchies(mounts(), needs_bridge_cgroup).collect();
         assert_eq!(
             found,
             [

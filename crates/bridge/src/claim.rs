@@ -1,10 +1,10 @@
 //! Exclusive claims: one bridge per directory, and one per network namespace.
 
-use super::{LOCK, instance, logs};
+use super::{LOCK_FILE, logs, temporary_instance};
 use berth_manifest::file::suggest_fix;
-use berth_node::ipc::bridge::SOCKET;
+use berth_node::ipc::bridge::SOCKET_NAME;
 use berth_os::bpf::{self, Attached, Purpose};
-use berth_os::file::{lock_within, private_directory};
+use berth_os::file::{ensure_private_directory, lock_file_within};
 use berth_os::seqpacket;
 use nix::fcntl::Flock;
 use nix::unistd::geteuid;
@@ -20,13 +20,14 @@ use std::time::Duration;
 /// Run directory of the bridge's shim, with the shim's lease.
 pub(super) const SHIM: &str = "bridge-shim";
 
-/// Error for a running bridge in another directory.
-const ELSEWHERE: &str = "another bridge is on, in another directory: end that one";
+/// Error message if a bridge with another directory runs on this node.
+const OTHER_BRIDGE_RUNS: &str = "another bridge is on, in another directory: end that bridge";
 
 /// Name of the abstract socket that a bridge holds, unique in the network namespace.
 const NAMESPACE_SOCKET: &str = "berth-bridge";
 
-/// Time for commands that wait for a bridge's outcome to read the outcome.
+/// Time for which a bridge that has done its work still answers on its socket, so that waiting
+/// commands can read the outcome.
 pub(super) const REPORTING: Duration = Duration::from_secs(2);
 
 /// A directory claimed by the bridge, with the bridge's socket.
@@ -42,16 +43,17 @@ pub struct Claim {
 /// Locks that a bridge holds until its process ends.
 #[derive(Debug)]
 pub(super) struct DirectoryLock {
-    /// The lock file. Not empty while the bridge runs, or after the bridge failed.
+    /// The lock file. Has content while the bridge runs, and after a bridge that failed.
     pub(super) file: Flock<File>,
     _alone: UnixDatagram,
 }
 
 impl DirectoryLock {
-    /// Marks the lock file, because a killed process cannot record its failure.
-    pub(super) fn begin(&mut self) {
+    /// Writes to the lock file that the bridge is on. A bridge that is killed cannot record its
+    /// failure, so the text then stays, and the next bridge reads it as a failure.
+    pub(super) fn write_begun(&mut self) {
         if let Err(error) = self.file.write_all(b"on\n") {
-            tracing::info!(%error, "the next bridge will not keep the logs of this one if it fails");
+            tracing::info!(%error, "if this bridge fails, the next bridge will not keep the logs of this bridge");
         }
     }
 }
@@ -72,7 +74,7 @@ impl Claim {
                 )
             }
         };
-        private_directory(directory, geteuid().as_raw())
+        ensure_private_directory(directory, geteuid().as_raw())
             .map_err(failed("make the bridge's directory"))?;
         let mut options = OpenOptions::new();
         options
@@ -81,10 +83,10 @@ impl Claim {
             .mode(0o600)
             .custom_flags(libc::O_NOFOLLOW);
         let file = options
-            .open(directory.join(LOCK))
+            .open(directory.join(LOCK_FILE))
             .map_err(failed("make a file"))?;
         // A bridge that has published its outcome may not have exited yet.
-        let file = lock_within(file, REPORTING).map_err(|_| {
+        let file = lock_file_within(file, REPORTING).map_err(|_| {
             format!(
                 "another bridge is on ({}): see `berth bridge status`",
                 directory.display()
@@ -95,7 +97,7 @@ impl Claim {
             _alone: claim_namespace()?,
         };
         remove_files(directory);
-        let path = directory.join(SOCKET);
+        let path = directory.join(SOCKET_NAME);
         let socket = seqpacket::bind_listener(&path).map_err(failed("make a socket"))?;
         fs::set_permissions(&path, Permissions::from_mode(0o600))
             .map_err(failed("make a socket"))?;
@@ -116,28 +118,33 @@ impl Claim {
 
 /// Removes a bridge's files in the directory, except for the logs and the lock.
 pub(super) fn remove_files(directory: &Path) {
-    instance::remove_files(directory);
+    temporary_instance::remove_files(directory);
     let _ = fs::remove_dir_all(directory.join(SHIM));
-    let _ = fs::remove_file(directory.join(SOCKET));
+    let _ = fs::remove_file(directory.join(SOCKET_NAME));
 }
 
-/// Claims the network namespace for a bridge until the returned socket is dropped, because two
-/// bridges that begin at once do not see each other's program yet. The kernel frees the name,
-/// unique in a namespace, when the process ends.
+/// Claims the network namespace for this bridge: binds an abstract socket with a fixed name, which
+/// only one process can hold. The claim ends when the returned socket is dropped or the process
+/// ends. The BPF programs alone would not do: two bridges that begin at the same time do not see
+/// each other's program yet.
 fn claim_namespace() -> Result<UnixDatagram, String> {
     let name = SocketAddr::from_abstract_name(NAMESPACE_SOCKET)
         .and_then(|name| UnixDatagram::bind_addr(&name));
     name.map_err(|error| match error.kind() {
         ErrorKind::AddrInUse => {
-            format!("{ELSEWHERE} (`ss -xp | grep @{NAMESPACE_SOCKET}` shows its process)")
+            format!("{OTHER_BRIDGE_RUNS} (`ss -xp | grep @{NAMESPACE_SOCKET}` shows its process)")
         }
         _ => format!("cannot bind the socket @{NAMESPACE_SOCKET}: {error}"),
     })
 }
 
-/// The error if a bridge of another directory is on.
+/// Returns an error message if a bridge's BPF program steers in this network namespace. The caller
+/// has found no bridge in its own directory, so that bridge has another directory.
 pub fn find_other_bridge() -> Option<&'static str> {
-    list_programs().iter().any(is_bridges).then_some(ELSEWHERE)
+    list_programs()
+        .iter()
+        .any(is_of_a_bridge)
+        .then_some(OTHER_BRIDGE_RUNS)
 }
 
 /// The programs that steer in this network namespace. Without the right to list programs the list
@@ -149,7 +156,7 @@ pub(super) fn list_programs() -> Vec<Attached> {
         .unwrap_or_default()
 }
 
-pub(super) fn is_bridges(program: &Attached) -> bool {
+pub(super) fn is_of_a_bridge(program: &Attached) -> bool {
     program
         .known
         .as_ref()

@@ -1,20 +1,20 @@
 //! The bridge's daemon: one loop that observes both instances, asks the machine for the next
 //! action, carries out the action, and publishes the status.
 //!
-//! A bridge ends with the daemon's process: the kernel removes the steering, whose descriptor the
-//! process holds, and kills the temporary instance.
+//! A bridge ends with the daemon's process. The process holds the descriptor of the steering, so
+//! the kernel removes the steering. The kernel also kills the temporary instance.
 
 use super::claim::{Claim, REPORTING, SHIM, remove_files};
 use super::etcd::EtcdHandle;
-use super::instance::{self, RESTART, Template, TemporaryProcess};
 use super::localhost::uncovered_note;
 use super::logs;
 use super::machine::{Action, BridgeObservation, Machine, OwnObservation, TemporaryObservation};
-use super::plan::{BridgePlan, choose_own_source};
+use super::plan::BridgePlan;
 use super::pod::RunningPod;
 use super::probe::{self, ProbeState};
 use super::restore::{self, Restored, SavedFile};
 use super::server::{Answer, Request, serve_commands};
+use super::temporary_instance::{self, RESTART, Template, TemporaryProcess};
 use berth_doctor::service::{Demand, Keeping, LOST};
 use berth_node::ipc::bridge::{
     Ask, BridgeOutcome, BridgeStatus, Difference, OwnStatus, Reply, Step, TemporaryStatus, VERSION,
@@ -72,7 +72,7 @@ pub async fn drive_bridge(plan: BridgePlan, claim: Claim) -> BridgeOutcome {
         mut lock,
         ..
     } = claim;
-    lock.begin();
+    lock.write_begun();
     let (status, _) = watch::channel(make_first_status(&plan));
     let (ask, asks) = mpsc::unbounded_channel();
     let (ended, has_ended) = oneshot::channel();
@@ -188,7 +188,7 @@ impl Bridge {
         let (directory, speedup) = (&plan.options.directory, plan.options.limits.speedup);
         let template = Template::new(&plan)
             .map_err(|error| format!("cannot prepare the temporary kube-apiserver: {error}"))?;
-        let mut logs = template.logs();
+        let mut logs = template.log_paths();
         let mut steering = Steering::new(Purpose::Bridge, plan.port, &plan.steered, LEASE)
             .map_err(|error| format!("steering: {error}"))?;
         let localhost = plan
@@ -198,7 +198,7 @@ impl Bridge {
             .and_then(|localhost| {
                 localhost
                     .iter()
-                    .try_for_each(|it| it.cover(&mut steering, plan.port))
+                    .try_for_each(|it| it.steer_localhost(&mut steering, plan.port))
                     .map_err(|error| error.to_string())
             });
         let (preferred, process) = watch::channel(None);
@@ -206,9 +206,9 @@ impl Bridge {
             .await
             .map_err(|error| error.to_string())?;
         let mut tasks = JoinSet::new();
-        tasks.spawn(logs::limit_sizes(directory.clone()));
+        tasks.spawn(logs::limit_log_sizes(directory.clone()));
         let instances = [plan.temporary.into(), plan.own];
-        let etcd = etcd.begin(instances, directory, speedup, &mut tasks)?;
+        let etcd = etcd.start_keeping_etcd(instances, directory, speedup, &mut tasks)?;
         logs.extend(etcd.temporary.is_some().then(|| directory.join(logs::ETCD)));
         status.send_modify(|status| status.logs.extend(logs));
         let mut follow = |probe, at, port| {
@@ -217,7 +217,7 @@ impl Bridge {
             state
         };
         let temporary = follow(Probe::new(plan.probe.clone()), plan.temporary.into(), None);
-        let own = Probe::new(plan.own_probe.clone()).from(choose_own_source(plan.own.ip()));
+        let own = Probe::new(plan.own_probe.clone()).with_loopback_source(plan.own.ip());
         let own = follow(own, plan.own, Some(plan.port));
         let (to, files) = watch::channel(NodeFiles::default());
         tasks.spawn(follow_files(plan.clone(), own.clone(), to));
@@ -232,14 +232,14 @@ impl Bridge {
                 preferred,
                 stop: watch::Sender::new(Stop::No),
                 is_alive: Box::new(bound.is_alive()),
-                open: Box::new(bound.open()),
+                open: Box::new(bound.open_connections_counter()),
             },
             temporary,
             own,
             service: plan
                 .service
                 .clone()
-                .map(|service| service.at(instances).start()),
+                .map(|service| service.with_addresses(instances).start_keeping_slice()),
             etcd,
             files,
             work: JoinSet::new(),
@@ -270,7 +270,7 @@ impl Bridge {
             }
         };
         let began = Instant::now();
-        let interval = self.plan.options.limits.speedup.of(INTERVAL);
+        let interval = self.plan.options.limits.speedup.shorten(INTERVAL);
         let turns = Arc::new(AtomicBool::new(true));
         let (turned, relays) = (turns.clone(), bound.is_alive());
         let _renewal = match renew_steering(self.shim.steering.clone(), move || {
@@ -288,10 +288,10 @@ impl Bridge {
             turns.store(true, Relaxed);
             let seen = self.observe();
             let action = self.machine.next(&seen, began.elapsed());
-            self.publish(&seen);
-            match self.act(action).await {
+            self.publish_status(&seen);
+            match self.carry_out(action).await {
                 Next::Observe => continue,
-                Next::Wait => self.check_times(),
+                Next::Wait => self.enforce_drain_limits(),
                 Next::End(outcome) => return outcome,
             }
             let has_served = self
@@ -307,19 +307,19 @@ impl Bridge {
                         return BridgeOutcome::Abandoned("the bridge's shim ended".into());
                     };
                     drain.served = Some(Instant::now());
-                    self.terminate();
+                    self.terminate_temporary();
                 }
-                () = answered.wait(), if is_stopping => self.terminate(),
+                () = answered.wait_until_stoppable(), if is_stopping => self.terminate_temporary(),
                 () = self.process.wait_for_exit() => {}
                 Some(done) = self.work.join_next() => self.finish_work(done),
-                Some((ask, reply)) = asks.recv() => self.handle(ask, reply),
-                signal = signals.next() => self.on_signal(signal),
+                Some((ask, reply)) = asks.recv() => self.handle_request(ask, reply),
+                signal = signals.next() => self.handle_signal(signal),
                 Ok(()) = self.temporary.changed() => {}
                 Ok(()) = self.own.changed() => {}
                 Ok(()) = self.shim.state.changed() => {}
                 () = sleep(interval) => {}
             }
-            self.process.reap();
+            self.process.reap_if_exited();
         }
     }
 
@@ -333,12 +333,17 @@ impl Bridge {
         // An answer from before a restart came from the previous process.
         let is_fresh = temporary.at > self.process.started;
         // A hung relay thread accepts connections, but answers none.
-        let ready = running && is_fresh && temporary.ready && (self.shim.is_alive)() && has_joined;
+        let listens = (self.shim.is_alive)() && has_joined;
+        let ready = running && is_fresh && temporary.ready && listens;
         let etcd = self.etcd.state();
         if let Some(refused) = &etcd.refused {
-            self.machine.refuse(refused);
+            let before = self.machine.step();
+            self.machine.refuse_command(refused, own.listener);
+            if self.machine.step() != before {
+                tracing::info!(step = %self.machine.step(), "COMMAND is refused: {refused}");
+            }
         }
-        let ending = self.plan.options.limits.speedup.of(ENDING);
+        let ending = self.plan.options.limits.speedup.shorten(ENDING);
         let drained = self
             .drain
             .as_mut()
@@ -357,8 +362,9 @@ impl Bridge {
             // for long.
             own: OwnObservation {
                 process: own.listener,
-                ready: own.ready && self.etcd.has_own(),
+                ready: own.ready && self.etcd.own_etcd_has_data(),
             },
+            listens,
             steering: self.shim.given && self.shim.steering.is_steering(),
             prepared: etcd.prepared,
             named: self
@@ -370,20 +376,17 @@ impl Bridge {
         }
     }
 
-    async fn act(&mut self, action: Action) -> Next {
+    async fn carry_out(&mut self, action: Action) -> Next {
         let speedup = self.plan.options.limits.speedup;
         match action {
             Action::Entered => {
                 tracing::info!(step = %self.machine.step(), trouble = self.machine.trouble(), "step");
                 return Next::Observe;
             }
-            Action::Start if self.process.start(speedup.of(RESTART)) => return Next::Observe,
-            Action::Steer => match self.shim.steer() {
+            Action::Start if self.process.start(speedup.shorten(RESTART)) => return Next::Observe,
+            Action::Steer => match self.shim.steer_to_bridge() {
                 Ok(()) => {
-                    tracing::info!(
-                        port = self.plan.port,
-                        "new connections go to the temporary kube-apiserver"
-                    );
+                    tracing::info!(port = self.plan.port, "new connections go to the bridge");
                     return Next::Observe;
                 }
                 Err(why) => {
@@ -393,7 +396,7 @@ impl Bridge {
                             "cannot steer: {why}; new connections go to the node's own listener; the bridge tries again"
                         );
                     }
-                    self.machine.cannot_steer(&why);
+                    self.machine.record_steering_failure(&why);
                 }
             },
             Action::Unsteer => {
@@ -401,7 +404,7 @@ impl Bridge {
                 tracing::info!("new connections go to the node's own listener");
                 return Next::Observe;
             }
-            Action::Prepare => self.etcd.prepare(),
+            Action::Prepare => self.etcd.prepare_etcd(),
             Action::Drain if self.drain.is_none() => {
                 self.drain = Some(Drain {
                     since: Instant::now(),
@@ -410,7 +413,7 @@ impl Bridge {
                     terminated: false,
                 });
                 // Allow upgrades of other nodes from now on.
-                self.etcd.release();
+                self.etcd.release_lock();
                 self.leave_service().await;
                 // Close our duplicates: an open listener would queue connections that nobody
                 // accepts.
@@ -432,7 +435,7 @@ impl Bridge {
             }
             Action::Finish(outcome) => {
                 let known = self.status.borrow().outcome.clone();
-                let outcome = known.unwrap_or_else(|| self.etcd.judge_outcome(outcome));
+                let outcome = known.unwrap_or_else(|| self.etcd.abandon_if_writes_lost(outcome));
                 if self
                     .drain
                     .as_ref()
@@ -448,26 +451,27 @@ impl Bridge {
     }
 
     /// Carries out actions that are due after some time.
-    fn check_times(&mut self) {
+    fn enforce_drain_limits(&mut self) {
         let Some(drain) = &self.drain else { return };
         if drain.since.elapsed() >= LONGEST_DRAIN && *self.shim.stop.borrow() != Stop::Now {
             self.shim.stop.send_replace(Stop::Now);
         }
-        let ending = self.plan.options.limits.speedup.of(ENDING);
+        let ending = self.plan.options.limits.speedup.shorten(ENDING);
         if drain
             .served
             .is_some_and(|served| served.elapsed() >= ending)
         {
-            self.process.signal(self.process.template.kill_signal());
+            self.process
+                .send_signal(self.process.template.kill_signal());
         }
     }
 
     /// Stops the temporary instance: all requests are answered, or no client is left.
-    fn terminate(&mut self) {
+    fn terminate_temporary(&mut self) {
         if let Some(drain) = &mut self.drain
             && !std::mem::replace(&mut drain.terminated, true)
         {
-            self.process.signal(Signal::SIGTERM);
+            self.process.send_signal(Signal::SIGTERM);
         }
     }
 
@@ -483,7 +487,7 @@ impl Bridge {
         let Some(service) = self.service.take() else {
             return;
         };
-        if let Err(slice) = service.end().await {
+        if let Err(slice) = service.stop_keeping_slice().await {
             tracing::warn!(
                 code = %explained::SLICE_STAYS,
                 slice,
@@ -493,14 +497,14 @@ impl Bridge {
     }
 
     /// Publishes the outcome. The bridge has ended except for connections to the node's
-    /// kube-apiserver, which are relayed until they end. No command waits for those.
+    /// kube-apiserver, which are relayed for 5 minutes at most. No command waits for their end.
     fn publish_outcome(&self, outcome: BridgeOutcome) {
         if self.status.borrow().outcome.is_none() {
             tracing::info!(
                 connections = (self.shim.open)(),
-                "the bridge has ended, and relays its open connections to the node's own until they end"
+                "the bridge has ended, and relays its open connections to the node's own kube-apiserver for 5 minutes at most"
             );
-            instance::remove_files(&self.plan.options.directory);
+            temporary_instance::remove_files(&self.plan.options.directory);
             self.status
                 .send_modify(|status| status.outcome = Some(outcome));
         }
@@ -508,13 +512,14 @@ impl Bridge {
 
     fn finish_work(&mut self, done: Result<FinishedWork, JoinError>) {
         match done {
-            Ok(FinishedWork::Command { replaces }) => self.machine.command_ended(Ok(replaces)),
+            Ok(FinishedWork::Command { replaces }) => self.machine.record_command_end(Ok(replaces)),
             Ok(FinishedWork::Restored(Restored { files, kept })) => {
                 self.notes.extend(
                     kept.iter()
                         .map(|path| format!("the replaced file is kept as {}", path.display())),
                 );
-                let is_restarted = |put: &Vec<_>| is_replaced(manifest_path(&self.plan), Some(put));
+                let is_restarted =
+                    |put: &Vec<_>| replaces_apiserver(manifest_path(&self.plan), Some(put));
                 self.machine
                     .record_restore(files.as_ref().map(is_restarted).map_err(String::clone));
                 if let Some(reply) = self.restore_reply.take() {
@@ -531,7 +536,7 @@ impl Bridge {
         }
     }
 
-    fn handle(&mut self, ask: Option<Ask>, reply: oneshot::Sender<Answer>) {
+    fn handle_request(&mut self, ask: Option<Ask>, reply: oneshot::Sender<Answer>) {
         if !matches!(ask, Some(Ask::Status | Ask::Accompany)) {
             tracing::info!(
                 ?ask,
@@ -543,7 +548,7 @@ impl Bridge {
             Some(Ask::Status | Ask::Accompany) => Ok(()),
             Some(Ask::Command) => match &self.etcd.state().refused {
                 Some(why) => Err(why.clone()),
-                None => self.machine.command_begins(),
+                None => self.machine.request_command(),
             },
             Some(Ask::Ended { failed: None }) => {
                 self.work.spawn_blocking(move || {
@@ -551,21 +556,22 @@ impl Bridge {
                         tracing::warn!("cannot tell what COMMAND changed: {why}");
                     });
                     FinishedWork::Command {
-                        replaces: is_replaced(manifest_path(&plan), changed.ok().as_deref()),
+                        replaces: replaces_apiserver(manifest_path(&plan), changed.ok().as_deref()),
                     }
                 });
                 Ok(())
             }
             Some(Ask::Ended { failed: Some(why) }) => {
-                self.machine.command_ended(Err(why));
+                self.machine.record_command_end(Err(why));
                 Ok(())
             }
             None => {
-                self.machine
-                    .command_abandoned("the process that ran COMMAND went away before it ended");
+                self.machine.record_abandoned_command(
+                    "the process that ran COMMAND went away before it reported COMMAND's end",
+                );
                 Ok(())
             }
-            Some(Ask::End { now }) => self.end(now),
+            Some(Ask::End { now }) => self.end_bridge(now),
             Some(Ask::Restore { dry_run: true }) => {
                 spawn_blocking(move || {
                     reply.send(find_differences(&plan).map(|all| Some(Reply::Differences(all))))
@@ -573,7 +579,7 @@ impl Bridge {
                 return;
             }
             Some(Ask::Restore { dry_run: false }) => {
-                match require_pod(&plan).and_then(|_| self.machine.restore()) {
+                match require_pod(&plan).and_then(|_| self.machine.request_restore()) {
                     Ok(()) => {
                         self.restore_reply = Some(reply);
                         return;
@@ -585,27 +591,28 @@ impl Bridge {
         let _ = reply.send(done.map(|()| None));
     }
 
-    fn end(&mut self, now: bool) -> Result<(), String> {
+    fn end_bridge(&mut self, now: bool) -> Result<(), String> {
         if now && self.machine.step() == Step::Drain {
             self.shim.stop.send_replace(Stop::Now);
         }
-        self.machine.end(now)
+        self.machine.request_end(now)
     }
 
     /// Ends the bridge: the first signal as `berth bridge end` does, the next one at once.
-    fn on_signal(&mut self, signal: Signal) {
+    fn handle_signal(&mut self, signal: Signal) {
         tracing::info!("{signal}");
         let now = std::mem::replace(&mut self.signalled, true);
-        if let Err(why) = self.end(now) {
+        if let Err(why) = self.end_bridge(now) {
             tracing::warn!("{signal}: {why}; the next signal ends the bridge at once");
         }
     }
 
     /// Informs all dependents of the machine's state: the shim, the parts that keep etcd and the
     /// Service, and commands.
-    fn publish(&self, seen: &BridgeObservation) {
-        let (step, preferred) = (self.machine.step(), self.machine.preferred());
-        self.etcd.command_may_run(self.machine.command_may_run());
+    fn publish_status(&self, seen: &BridgeObservation) {
+        let (step, preferred) = (self.machine.step(), self.machine.preferred_process());
+        self.etcd
+            .set_command_may_run(self.machine.command_may_run());
         self.shim
             .preferred
             .send_if_modified(|known| std::mem::replace(known, preferred) != preferred);
@@ -616,7 +623,7 @@ impl Bridge {
                 Step::Overlap | Step::Hold | Step::AwaitOwn | Step::Restore
             );
         if let Some(service) = &self.service {
-            service.demand(if on { Demand::Serving } else { Demand::Ending });
+            service.set_demand(if on { Demand::Serving } else { Demand::Ending });
         }
         let (temporary, own, files) = (
             self.temporary.borrow(),
@@ -630,7 +637,7 @@ impl Bridge {
                 .chain(self.etcd.state().notes)
                 .chain(files.warnings()),
         );
-        let is_wrong = self.machine.trouble().is_some() || self.machine.own_is_late();
+        let is_wrong = self.machine.trouble().is_some() || self.machine.own_apiserver_is_late();
         self.status.send_if_modified(|status| {
             notes
                 .iter()
@@ -639,7 +646,7 @@ impl Bridge {
             let now = BridgeStatus {
                 step,
                 steering: seen.steering,
-                command: self.machine.is_commanding(),
+                command: self.machine.is_command_running(),
                 trouble: self.machine.trouble().map(str::to_owned),
                 steering_error: self.machine.steering_error().map(str::to_owned),
                 temporary: TemporaryStatus {
@@ -653,7 +660,7 @@ impl Bridge {
                     listener: seen.own.process,
                     ready: seen.own.ready,
                     preferred: seen.own.ready && preferred.is_some(),
-                    late: self.machine.own_is_late(),
+                    late: self.machine.own_apiserver_is_late(),
                     address: status.own.address,
                     probe: own.words.clone(),
                     log: if is_wrong && !seen.own.ready {
@@ -665,7 +672,7 @@ impl Bridge {
                 etcd: self.etcd.status(),
                 notes,
                 connections_open: (self.shim.open)(),
-                connections_steered: self.shim.steering.steered(),
+                connections_steered: self.shim.steering.count_steered_connections(),
                 ..status.clone()
             };
             let is_news = without_counters(&now) != without_counters(status);
@@ -688,10 +695,10 @@ fn without_counters(status: &BridgeStatus) -> BridgeStatus {
 }
 
 impl Shim {
-    fn steer(&mut self) -> Result<(), String> {
+    fn steer_to_bridge(&mut self) -> Result<(), String> {
         for listener in &self.listeners {
             self.steering
-                .give_to(listener.as_fd())
+                .steer_to(listener.as_fd())
                 .map_err(|error| error.to_string())?;
         }
         self.given = true;
@@ -713,7 +720,7 @@ fn renew_steering(
         .spawn(move || {
             while dropped.recv_timeout(LEASE / 4) == Err(RecvTimeoutError::Timeout) {
                 if is_alive() {
-                    steering.renew();
+                    steering.renew_lease();
                 }
             }
         })?;
@@ -733,8 +740,8 @@ impl NodeFiles {
     fn warnings(&self) -> impl Iterator<Item = String> {
         self.keys.iter().map(|path| {
             format!(
-                "{} has changed: the temporary kube-apiserver has the keys from before, and while it serves it cannot read what the new \
-                 one encrypts with another key, and refuses tokens that the new one signs with it",
+                "{} has changed, and the temporary kube-apiserver still has the old keys: it cannot read objects that the new \
+                 kube-apiserver encrypts with a new key, and refuses tokens that the new kube-apiserver signs with a new key",
                 path.display()
             )
         })
@@ -754,7 +761,7 @@ async fn follow_files(
                 .pod
                 .as_ref()
                 .filter(|_| !is_ready)
-                .map(RunningPod::last_lines)
+                .map(RunningPod::last_log_lines)
                 .unwrap_or_default(),
             keys: changed_keys(&plan).unwrap_or_default(),
         };
@@ -771,7 +778,7 @@ async fn follow_files(
 
 fn require_pod(plan: &BridgePlan) -> Result<&RunningPod, String> {
     plan.pod.as_ref().ok_or_else(|| {
-        "only a static pod's files can be restored: what else starts this kube-apiserver is unknown".to_owned()
+        "only a static pod's files can be restored, and this kube-apiserver runs in no static pod".to_owned()
     })
 }
 
@@ -784,7 +791,10 @@ fn saved_files(plan: &BridgePlan) -> Result<Vec<SavedFile>, String> {
 }
 
 fn changed_keys(plan: &BridgePlan) -> Result<BTreeSet<PathBuf>, String> {
-    restore::changed_keys(&saved_files(plan)?, &require_pod(plan)?.keys(&plan.command))
+    restore::changed_keys(
+        &saved_files(plan)?,
+        &require_pod(plan)?.key_files(&plan.command),
+    )
 }
 
 fn find_differences(plan: &BridgePlan) -> Result<Vec<Difference>, String> {
@@ -794,7 +804,7 @@ fn find_differences(plan: &BridgePlan) -> Result<Vec<Difference>, String> {
 /// True if COMMAND replaces the node's kube-apiserver: in a pod, by a changed manifest, which the
 /// kubelet reads long after a command that only writes the file has ended; outside a pod, always.
 /// `changed` is `None` if the changes cannot be seen, and may include the manifest.
-fn is_replaced(manifest: Option<&Path>, changed: Option<&[Difference]>) -> bool {
+fn replaces_apiserver(manifest: Option<&Path>, changed: Option<&[Difference]>) -> bool {
     let (Some(manifest), Some(changed)) = (manifest, changed) else {
         return true;
     };
@@ -830,7 +840,7 @@ fn shim_config(plan: &BridgePlan, process: watch::Receiver<Option<u64>>) -> Resu
         preferred: Some(preferred),
         lease: LEASE,
         probe: plan.probe.clone(),
-        probe_interval: plan.options.limits.speedup.of(defaults.probe_interval),
+        probe_interval: plan.options.limits.speedup.shorten(defaults.probe_interval),
         hold: HOLD,
         drain_timeout: LONGEST_DRAIN,
         ..defaults
@@ -863,7 +873,7 @@ mod tests {
             (None, None, true),
         ] {
             assert_eq!(
-                is_replaced(manifest, changed),
+                replaces_apiserver(manifest, changed),
                 replaced,
                 "{manifest:?} {changed:?}"
             );

@@ -10,7 +10,7 @@
 //! | [`claim`] | exclusive use of the directory and of the network namespace |
 //! | [`preflight`] | checks that a bridge is possible here, and reports all errors at once |
 //! | [`report`] | findings of preflight: errors and notes |
-//! | [`instance`] | the temporary instance: arguments, environment, files, process |
+//! | [`temporary_instance`] | the temporary instance: arguments, environment, files, process |
 //! | [`etcd`] | keeps etcd available while COMMAND replaces the node's etcd |
 //! | [`pod`] | the temporary instance as a container, where kube-apiserver is a static pod |
 //! | [`localhost`] | connections to localhost, and the names that tell both instances apart |
@@ -34,7 +34,6 @@ pub mod cgroup;
 pub mod claim;
 pub mod drive;
 pub mod etcd;
-pub mod instance;
 pub mod localhost;
 pub mod logs;
 pub mod machine;
@@ -46,6 +45,7 @@ pub mod process;
 pub mod report;
 pub mod restore;
 mod server;
+pub mod temporary_instance;
 pub mod watch;
 
 /// Directory of a bridge's socket and logs. Not in berth's run directory, which containers can
@@ -53,4 +53,4 @@ pub mod watch;
 pub const DIRECTORY: &str = "/run/berth-bridge";
 
 /// Lock file of the running bridge. The file stays, and marks a directory as a bridge's.
-const LOCK: &str = "bridge.lock";
+const LOCK_FILE: &str = "bridge.lock";

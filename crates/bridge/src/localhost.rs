@@ -10,18 +10,18 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
 /// Process name (comm) of the node's kube-apiserver, before and after COMMAND.
-pub const OWN: &str = "kube-apiserver";
+pub const OWN_NAME: &str = "kube-apiserver";
 
 /// Process name of the temporary instance, so that a command that stops the node's kube-apiserver
 /// by name (`killall kube-apiserver`) spares the temporary instance. Connections of the temporary
 /// instance to itself need no exemption: they go to a 127.x address on another port.
-pub const TEMPORARY: &str = "berth-temporary";
+pub const TEMPORARY_NAME: &str = "berth-temporary";
 
 /// Process names of the node's etcd and of the temporary etcd.
 pub const ETCD: &str = "etcd";
-pub const TEMPORARY_ETCD: &str = "berth-etcd";
+pub const TEMPORARY_ETCD_NAME: &str = "berth-etcd";
 
-/// The note for an operator if localhost cannot be covered.
+/// The note for an operator if connections to localhost cannot be steered.
 pub fn uncovered_note(why: &str) -> String {
     format!(
         "localhost is not covered: {why}; clients that dial localhost are refused while the node's own kube-apiserver is away"
@@ -30,29 +30,31 @@ pub fn uncovered_note(why: &str) -> String {
 
 /// The process name for a temporary copy of `program`. `None` keeps the program's name, since a
 /// multi-call binary acts by name.
-pub(super) fn temporary_name(program: &OsStr) -> Option<&'static str> {
-    let all = [(OWN, TEMPORARY), (ETCD, TEMPORARY_ETCD)];
+pub(super) fn temporary_process_name(program: &OsStr) -> Option<&'static str> {
+    let all = [(OWN_NAME, TEMPORARY_NAME), (ETCD, TEMPORARY_ETCD_NAME)];
     all.into_iter()
         .find(|(own, _)| program == *own)
         .map(|(_, temporary)| temporary)
 }
 
-/// Everything needed to cover localhost.
+/// Everything needed to steer connections to localhost.
 #[derive(Debug)]
 pub struct Localhost {
-    /// Root of cgroup v2.
+    /// Mount point of cgroup v2: the program that steers connections to localhost is attached
+    /// there.
     cgroup: PathBuf,
     /// Addresses of the port's listeners at localhost.
     addresses: Vec<IpAddr>,
 }
 
 impl Localhost {
-    /// Prepares localhost for a kube-apiserver's `process` that is probed at `own`, where
-    /// kube-apiserver or a shim listens on the given addresses. `None` if nothing listens at
+    /// Checks that connections to localhost can be steered, too. `process` is the name of the
+    /// kube-apiserver's process, `own` is the address at which the bridge probes it, and `listened`
+    /// has the addresses on which kube-apiserver or a shim listens. `None` if nothing listens at
     /// localhost.
     ///
     /// # Errors
-    /// The reason why localhost cannot be covered.
+    /// The reason why connections to localhost cannot be steered.
     pub async fn new(
         process: &str,
         own: IpAddr,
@@ -70,15 +72,18 @@ impl Localhost {
         if addresses.is_empty() {
             return Ok(None);
         }
-        if process != OWN {
+        if process != OWN_NAME {
             return Err(format!(
-                "kube-apiserver's process is called {process}: the bridge knows kube-apiserver's connections to itself only by the process name {OWN}"
+                "kube-apiserver's process is called {process}: the bridge knows kube-apiserver's connections to itself only by the process name {OWN_NAME}"
             ));
         }
         if own.is_loopback() {
-            return Err("this node has no other address at which the bridge could ask it".into());
+            return Err(
+                "this node has no other address at which the bridge could probe kube-apiserver"
+                    .into(),
+            );
         }
-        let cgroup = cgroup::find_root()
+        let cgroup = cgroup::find_cgroup_root()
             .ok_or("cgroup v2 is mounted nowhere (mount -t cgroup2 none DIRECTORY)")?;
         self_test_of_localhost(&cgroup)
             .await
@@ -90,8 +95,8 @@ impl Localhost {
     ///
     /// # Errors
     /// A kernel feature or permission is missing.
-    pub fn cover(&self, steering: &mut Steering, port: u16) -> Result<(), Error> {
-        steering.cover_localhost(&self.cgroup, OWN, port, &self.addresses)
+    pub fn steer_localhost(&self, steering: &mut Steering, port: u16) -> Result<(), Error> {
+        steering.cover_localhost(&self.cgroup, OWN_NAME, port, &self.addresses)
     }
 }
 
@@ -99,11 +104,15 @@ impl Localhost {
 mod tests {
     use super::*;
 
-    /// killall and pidof compare the whole name, pkill a part, and the kernel truncates names to 15
-    /// bytes.
+    /// killall and pidof compare the whole name, pkill finds a part of the name, and the kernel
+    /// truncates names to 15 bytes.
     #[test]
-    fn neither_name_contains_the_other() {
-        assert!(!TEMPORARY.contains(OWN) && !OWN.contains(TEMPORARY));
-        assert!([OWN, TEMPORARY].iter().all(|name| name.len() <= 15));
+    fn a_programs_name_and_its_temporary_name_do_not_contain_each_other() {
+        assert!(!TEMPORARY_NAME.contains(OWN_NAME) && !OWN_NAME.contains(TEMPORARY_NAME));
+        assert!(
+            [OWN_NAME, TEMPORARY_NAME]
+                .iter()
+                .all(|name| name.len() <= 15)
+        );
     }
 }

@@ -11,24 +11,24 @@ use std::time::Duration;
 /// The daemon's log, in the bridge's directory.
 pub const BRIDGE: &str = "bridge.log";
 
-pub const INSTANCE: &str = "kube-apiserver.log";
+pub const INSTANCE_LOG: &str = "kube-apiserver.log";
 
 pub const ETCD: &str = "etcd.log";
 
-const ALL: [&str; 3] = [BRIDGE, INSTANCE, ETCD];
+const ALL_LOGS: [&str; 3] = [BRIDGE, INSTANCE_LOG, ETCD];
 
 /// Longest log, in bytes: kube-apiserver writes some 10 MB in an hour at the default verbosity. All
 /// logs together, with those of a failed bridge, need no more space than preflight requires to be
 /// free.
-const LONGEST: u64 = 10 << 20;
+const MAX_LOG_SIZE: u64 = 10 << 20;
 
 /// Time between two checks of the sizes: at the highest verbosity kube-apiserver writes some 10 MB
 /// in that time.
-const INTERVAL: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Begins new logs. The logs of a failed bridge are kept until another bridge fails.
 pub(super) fn begin_logs(directory: &Path, last_failed: bool) {
-    for name in ALL {
+    for name in ALL_LOGS {
         let log = directory.join(name);
         let _ = match last_failed {
             true => fs::rename(&log, directory.join(format!("{name}.failed"))),
@@ -37,15 +37,15 @@ pub(super) fn begin_logs(directory: &Path, last_failed: bool) {
     }
 }
 
-/// Limits the logs' size until dropped.
-pub(super) async fn limit_sizes(directory: PathBuf) {
+/// Limits the logs' size until the future is dropped.
+pub(super) async fn limit_log_sizes(directory: PathBuf) {
     loop {
-        tokio::time::sleep(INTERVAL).await;
+        tokio::time::sleep(CHECK_INTERVAL).await;
         let directory = directory.clone();
-        // Not on the main thread: the directory may be on a slow disk.
+        // The logs are cut on a separate thread, because the directory may be on a slow disk.
         let bounded = tokio::task::spawn_blocking(move || {
-            for log in ALL.map(|name| directory.join(name)) {
-                if let Err(error) = none_if_missing(keep_end(&log, LONGEST)) {
+            for log in ALL_LOGS.map(|name| directory.join(name)) {
+                if let Err(error) = none_if_missing(keep_end_of_log(&log, MAX_LOG_SIZE)) {
                     tracing::debug!(log = %log.display(), %error, "cannot be cut");
                 }
             }
@@ -56,7 +56,7 @@ pub(super) async fn limit_sizes(directory: PathBuf) {
 
 /// Keeps the last half of a log that is longer than `longest`. Writers are not disturbed, since all
 /// append to the file. Lines written during the cut may be lost.
-fn keep_end(log: &Path, longest: u64) -> io::Result<()> {
+fn keep_end_of_log(log: &Path, longest: u64) -> io::Result<()> {
     let mut file = OpenOptions::new()
         .read(true)
         .append(true)
@@ -68,7 +68,8 @@ fn keep_end(log: &Path, longest: u64) -> io::Result<()> {
     }
     file.seek(SeekFrom::Start(length - longest / 2))?;
     let mut end = Vec::new();
-    // Includes lines written meanwhile.
+    // Reads to the end of the file, so lines that were written since the length was read are kept,
+    // too.
     Read::by_ref(&mut file)
         .take(longest)
         .read_to_end(&mut end)?;
@@ -94,10 +95,10 @@ mod tests {
             .open(&log)
             .unwrap();
         writer.write_all(b"one\ntwo\nthree\n").unwrap();
-        keep_end(&log, 14).unwrap();
+        keep_end_of_log(&log, 14).unwrap();
         assert_eq!(fs::read_to_string(&log).unwrap(), "one\ntwo\nthree\n");
         writer.write_all(b"4\n").unwrap();
-        keep_end(&log, 14).unwrap();
+        keep_end_of_log(&log, 14).unwrap();
         writer.write_all(b"5\n").unwrap();
         assert_eq!(fs::read_to_string(&log).unwrap(), "4\n5\n");
     }

@@ -3,9 +3,13 @@
 //! No state is kept on disk: the steering, the temporary instance and the shim end with the process
 //! that holds them, and the port is as before.
 //!
-//! Two rules hold in every step: nothing is steered to a temporary instance that is not ready, and
-//! steering goes off only when the node's kube-apiserver is ready, or when the operator orders an
-//! end.
+//! Two rules hold in every step. Steering goes on only when the temporary instance is ready, or
+//! when nothing listens on the port: clients then wait at the bridge for a limited time, and are
+//! not refused at once. Steering goes off only when the node's kube-apiserver is ready, or when the
+//! operator orders an end.
+//!
+//! While the node's kube-apiserver listens, clients are not steered to a bridge that would hold
+//! them: a kube-apiserver that is not ready may serve, for example while it shuts down.
 //!
 //! The steps do not decide where relayed connections go. After COMMAND has restarted the node's
 //! kube-apiserver, the bridge's relay connects clients to the node's kube-apiserver while ready,
@@ -81,6 +85,8 @@ pub struct OwnObservation {
 pub struct BridgeObservation {
     pub temporary: TemporaryObservation,
     pub own: OwnObservation,
+    /// True if the bridge accepts clients, and holds them while no instance is ready.
+    pub listens: bool,
     pub steering: bool,
     /// True if the Service kubernetes names the node, or the bridge does not keep the Service.
     pub named: bool,
@@ -132,7 +138,7 @@ pub struct Machine {
     /// True if the node's kube-apiserver must become another process than `before`.
     must_restart: bool,
     /// Processes of the node's kube-apiserver: before the bridge, as last observed, and the process
-    /// to be replaced (seen when COMMAND began, or when a restore was done).
+    /// to be replaced (seen when COMMAND or a restore began).
     first: Option<u64>,
     process: Option<u64>,
     before: Option<u64>,
@@ -181,11 +187,11 @@ impl Machine {
 
     /// True if COMMAND has replaced the node's kube-apiserver, which has not been ready for
     /// [`LATE`].
-    pub fn own_is_late(&self) -> bool {
+    pub fn own_apiserver_is_late(&self) -> bool {
         self.own_is_late
     }
 
-    pub fn is_commanding(&self) -> bool {
+    pub fn is_command_running(&self) -> bool {
         self.commanding
     }
 
@@ -202,7 +208,7 @@ impl Machine {
     /// process started after the bridge or COMMAND began. An older process that COMMAND has not
     /// restarted yet may be restarted later, for example by a new kubelet, and gets no connections
     /// until it has settled.
-    pub fn preferred(&self) -> Option<u64> {
+    pub fn preferred_process(&self) -> Option<u64> {
         let process = self.process?;
         let is_awaited = match self.step {
             Step::Hold | Step::Restore => false,
@@ -213,12 +219,12 @@ impl Machine {
         (is_awaited || Some(process) != self.first).then_some(process)
     }
 
-    /// Requests COMMAND, which begins ([`Self::is_commanding`]) when the temporary instance is next
-    /// observed to serve: the temporary instance may have died since.
+    /// Requests COMMAND, which begins ([`Self::is_command_running`]) when the temporary instance is
+    /// next observed to serve: the temporary instance may have died since.
     ///
     /// # Errors
     /// The bridge is not ready for COMMAND or is ending, or another COMMAND runs.
-    pub fn command_begins(&mut self) -> Result<(), String> {
+    pub fn request_command(&mut self) -> Result<(), String> {
         match (self.step, self.commanding || self.wanted) {
             (Step::Hold, false) => {
                 (self.wanted, self.trouble) = (true, None);
@@ -233,18 +239,18 @@ impl Machine {
 
     /// Records the end of COMMAND: an error, or true if the node's kube-apiserver must become
     /// another process.
-    pub fn command_ended(&mut self, how: Result<bool, String>) {
+    pub fn record_command_end(&mut self, how: Result<bool, String>) {
         if !std::mem::take(&mut self.commanding) || self.step != Step::Hold {
             return;
         }
         self.ended = true;
         match (how, self.on_failure) {
-            (Ok(must_restart), _) => self.await_own(must_restart),
+            (Ok(must_restart), _) => self.enter_await_own(must_restart),
             (Err(why), OnFailure::Stay) => self.trouble = Some(why),
             (Err(why), OnFailure::Restore) => self.begin_restore(why),
             (Err(why), OnFailure::End) => {
                 self.trouble = Some(why);
-                self.await_own(false);
+                self.enter_await_own(false);
             }
         }
     }
@@ -252,9 +258,9 @@ impl Machine {
     /// Records that the process that ran COMMAND has gone without reporting an end. COMMAND may
     /// still run, so clients stay on the bridge, whatever the option for failures. A COMMAND that
     /// has not begun never will.
-    pub fn command_abandoned(&mut self, why: &str) {
+    pub fn record_abandoned_command(&mut self, why: &str) {
         if self.wanted {
-            self.await_own(false);
+            self.enter_await_own(false);
         }
         if std::mem::take(&mut self.commanding) {
             self.abandoned = true;
@@ -268,7 +274,7 @@ impl Machine {
     ///
     /// # Errors
     /// The step does not allow a restore.
-    pub fn restore(&mut self) -> Result<(), String> {
+    pub fn request_restore(&mut self) -> Result<(), String> {
         match self.step {
             Step::Hold if self.commanding => {
                 Err("COMMAND runs and may write the files to be restored: wait for it".into())
@@ -277,7 +283,7 @@ impl Machine {
                 let why = self
                     .trouble
                     .take()
-                    .unwrap_or_else(|| "the operator wanted it".into());
+                    .unwrap_or_else(|| "the operator requested a restore".into());
                 self.begin_restore(why);
                 Ok(())
             }
@@ -297,15 +303,12 @@ impl Machine {
         let why = self.trouble.take().unwrap_or_default();
         match how {
             Ok(must_restart) => {
-                // A kube-apiserver that was started from the restored files is not restarted: the
-                // kubelet may not have noticed that the manifest was changed and restored.
-                self.before = self.process.filter(|process| Some(*process) != self.first);
                 self.outcome = BridgeOutcome::Restored(why);
-                self.await_own(must_restart);
+                self.enter_await_own(must_restart);
             }
             Err(error) => {
                 self.trouble = Some(format!("{why}; restoring the files failed: {error}"));
-                self.enter(Step::Hold);
+                self.enter_step(Step::Hold);
             }
         }
     }
@@ -315,14 +318,17 @@ impl Machine {
     ///
     /// # Errors
     /// COMMAND runs, and may be about to stop the node's kube-apiserver.
-    pub fn end(&mut self, now: bool) -> Result<(), String> {
+    pub fn request_end(&mut self, now: bool) -> Result<(), String> {
         match self.step {
             Step::Linger | Step::Drain => {}
-            Step::Start | Step::Settle => self.give_up("the operator ended it"),
+            Step::Start | Step::Settle => {
+                self.give_up("the operator ended the bridge", Step::Drain);
+            }
             _ if now => {
                 self.trouble = None;
-                self.outcome = BridgeOutcome::Abandoned("the operator ended it at once".into());
-                self.enter(Step::Linger);
+                self.outcome =
+                    BridgeOutcome::Abandoned("the operator ended the bridge at once".into());
+                self.enter_step(Step::Linger);
             }
             _ if self.commanding => {
                 return Err(
@@ -335,29 +341,37 @@ impl Machine {
             _ => {
                 // Any process of the node's kube-apiserver will do.
                 (self.trouble, self.before) = (None, None);
-                self.await_own(false);
+                self.enter_await_own(false);
             }
         }
         Ok(())
     }
 
-    /// Records that [`Action::Steer`] failed. Steering is tried again once clients depend on it.
-    pub fn cannot_steer(&mut self, why: &str) {
-        if self.step == Step::Overlap || self.wanted {
-            self.outcome = BridgeOutcome::NotBegun(format!("cannot steer: {why}"));
-            self.enter(Step::Linger);
+    /// Records that [`Action::Steer`] failed. Steering is tried again once clients depend on it, or
+    /// the node's kube-apiserver has ended.
+    pub fn record_steering_failure(&mut self, why: &str) {
+        if self.process.is_some() && (self.step == Step::Overlap || self.wanted) {
+            self.give_up(&format!("cannot steer: {why}"), Step::Linger);
         } else {
             self.steering_error = Some(why.into());
         }
     }
 
-    /// Refuses COMMAND for the given reason.
-    pub fn refuse(&mut self, why: &str) {
+    /// Refuses COMMAND for the given reason. `own` is the process of the node's kube-apiserver. The
+    /// caller calls this again as long as the reason lasts.
+    pub fn refuse_command(&mut self, why: &str, own: Option<u64>) {
+        self.process = own;
         match self.step {
-            Step::Start | Step::Settle => self.give_up(why),
+            Step::Start | Step::Settle => {
+                self.give_up(why, Step::Drain);
+            }
+            Step::Overlap if own.is_some() => {
+                self.give_up(why, Step::Linger);
+            }
+            // While the node's kube-apiserver is away, nobody serves without the bridge.
             Step::Overlap => {
-                self.outcome = BridgeOutcome::NotBegun(why.into());
-                self.enter(Step::Linger);
+                self.enter_step(Step::Hold);
+                self.trouble = Some(why.into());
             }
             // Clients stay on the bridge, since the node's kube-apiserver may be away.
             Step::Hold if self.wanted => (self.wanted, self.trouble) = (false, Some(why.into())),
@@ -372,45 +386,56 @@ impl Machine {
         self.etcd_lost = if seen.etcd {
             None
         } else {
-            self.etcd_lost.or(Some(now + self.limits.speedup.of(LOST)))
+            self.etcd_lost
+                .or(Some(now + self.limits.speedup.shorten(LOST)))
         };
         let since = *self.since.get_or_insert(now);
         let elapsed = now.saturating_sub(since);
         let lost = self.has_lost_temporary(seen, now);
         self.steering_error.take_if(|_| seen.steering);
         self.steered = seen.steering.then(|| self.steered.unwrap_or(now));
-        self.check_own(seen, now);
+        self.note_own_readiness(seen, now);
         match self.step {
             Step::Start => self.next_in_start(seen, elapsed),
             Step::Settle => self.next_in_settle(seen, elapsed, lost),
+            // Nobody serves: an instance comes first.
+            Step::Overlap if lost && self.process.is_none() => self.keep_steered(seen, lost),
             // Nothing depends on the bridge yet.
             Step::Overlap | Step::Hold
                 if lost && (self.step == Step::Overlap || self.wanted && seen.own.ready) =>
             {
-                self.outcome = BridgeOutcome::NotBegun(describe_loss(seen, elapsed));
-                self.enter(Step::Linger)
+                self.give_up(&describe_loss(seen, elapsed), Step::Linger)
             }
             Step::Overlap | Step::Hold | Step::AwaitOwn | Step::Restore => {
-                match keep_steered(seen, lost) {
-                    // The step's own times run on, whether or not the temporary instance can be
-                    // started again.
-                    Some(Action::Start) => match self.next_while_steered(seen, now, elapsed) {
-                        Action::Wait => Action::Start,
-                        decided => decided,
-                    },
-                    Some(action) => action,
-                    None => self.next_while_steered(seen, now, elapsed),
+                // The step's own times run on, whether or not the temporary instance can be started
+                // again and new connections can be steered.
+                match self.next_while_steered(seen, now, elapsed) {
+                    Action::Wait => self.keep_steered(seen, lost),
+                    decided => decided,
                 }
             }
             Step::Linger if seen.steering => Action::Unsteer,
-            Step::Linger if elapsed < self.overlap() => Action::Wait,
-            Step::Linger => self.enter(Step::Drain),
+            Step::Linger if elapsed < self.overlap_time() => Action::Wait,
+            Step::Linger => self.enter_step(Step::Drain),
             Step::Drain if seen.drained => Action::Finish(self.outcome.clone()),
             Step::Drain => Action::Drain,
         }
     }
 
-    /// The next action while new connections go to the bridge.
+    /// The action needed for new connections to reach the ready instance, or to be held. After a
+    /// failure to steer, clients are not held before a temporary instance has started.
+    fn keep_steered(&self, seen: &BridgeObservation, lost: bool) -> Action {
+        let holds = seen.listens && seen.own == OwnObservation::default();
+        let may_hold = self.steering_error.is_none() || seen.temporary.running;
+        match (seen.temporary.ready, seen.steering) {
+            (false, true) if lost && seen.own.ready => Action::Unsteer,
+            (ready, false) if ready || holds && may_hold => Action::Steer,
+            (false, _) if !seen.temporary.running => Action::Start,
+            _ => Action::Wait,
+        }
+    }
+
+    /// The next action while new connections go to the bridge. [`Action::Wait`] if they need not.
     fn next_while_steered(
         &mut self,
         seen: &BridgeObservation,
@@ -420,11 +445,15 @@ impl Machine {
         match self.step {
             Step::Overlap => self
                 .next_before_command(seen, now)
-                .unwrap_or_else(|| self.enter(Step::Hold)),
-            Step::Restore => match std::mem::take(&mut self.restores) {
-                true => Action::Restore,
-                false => Action::Wait,
-            },
+                .unwrap_or_else(|| self.enter_step(Step::Hold)),
+            Step::Restore if std::mem::take(&mut self.restores) => {
+                // A process that the kubelet starts during the restore counts as the new one. A
+                // kube-apiserver from before the bridge is not restarted: the kubelet may not have
+                // noticed that the manifest was changed and restored.
+                self.before = self.process.filter(|process| Some(*process) != self.first);
+                Action::Restore
+            }
+            Step::Restore => Action::Wait,
             Step::Hold => {
                 if !self.commanding {
                     self.before = seen.own.process;
@@ -443,15 +472,15 @@ impl Machine {
         }
     }
 
-    fn overlap(&self) -> Duration {
-        self.limits.speedup.of(OVERLAP)
+    fn overlap_time(&self) -> Duration {
+        self.limits.speedup.shorten(OVERLAP)
     }
 
     /// The action that must precede COMMAND while new connections go to the bridge. `None` if
     /// COMMAND may begin.
     fn next_before_command(&self, seen: &BridgeObservation, now: Duration) -> Option<Action> {
         let since = self.steered.map(|since| now.saturating_sub(since));
-        let within = |time| since.is_none_or(|since| since < self.limits.speedup.of(time));
+        let within = |time| since.is_none_or(|since| since < self.limits.speedup.shorten(time));
         // Handshakes that began before the switch may still complete.
         let waits = within(OVERLAP) || (within(NAMED) && !seen.named);
         if waits {
@@ -461,25 +490,26 @@ impl Machine {
         }
     }
 
-    fn enter(&mut self, step: Step) -> Action {
+    fn enter_step(&mut self, step: Step) -> Action {
         (self.step, self.since, self.own_ready, self.wanted) = (step, None, None, false);
         Action::Entered
     }
 
-    /// Ends a bridge that nothing was steered to yet.
-    fn give_up(&mut self, why: &str) {
+    /// Ends a bridge before COMMAND, from [`Step::Linger`] on if clients were steered to the bridge,
+    /// and otherwise from [`Step::Drain`] on.
+    fn give_up(&mut self, why: &str, step: Step) -> Action {
         self.outcome = BridgeOutcome::NotBegun(why.into());
-        self.enter(Step::Drain);
+        self.enter_step(step)
     }
 
-    fn await_own(&mut self, must_restart: bool) {
+    fn enter_await_own(&mut self, must_restart: bool) {
         (self.must_restart, self.ended) = (must_restart, true);
-        self.enter(Step::AwaitOwn);
+        self.enter_step(Step::AwaitOwn);
     }
 
     fn begin_restore(&mut self, why: String) {
         (self.trouble, self.restores) = (Some(why), true);
-        self.enter(Step::Restore);
+        self.enter_step(Step::Restore);
     }
 
     fn next_in_start(&mut self, seen: &BridgeObservation, elapsed: Duration) -> Action {
@@ -489,21 +519,24 @@ impl Machine {
             ends,
         } = seen.temporary;
         if ready {
-            return self.enter(Step::Settle);
+            return self.enter_step(Step::Settle);
         }
         if ends >= ENDS {
-            self.give_up(&format!(
-                "the temporary kube-apiserver ended {ends} times before it was ready"
-            ));
+            self.give_up(
+                &format!("the temporary kube-apiserver ended {ends} times before it was ready"),
+                Step::Drain,
+            )
         } else if elapsed >= self.limits.ready {
-            self.give_up(&format!(
-                "the temporary kube-apiserver is not ready after {}",
-                format_seconds(elapsed)
-            ));
+            let elapsed = format_seconds(elapsed);
+            self.give_up(
+                &format!("the temporary kube-apiserver is not ready after {elapsed}"),
+                Step::Drain,
+            )
+        } else if running {
+            Action::Wait
         } else {
-            return if running { Action::Wait } else { Action::Start };
+            Action::Start
         }
-        Action::Entered
     }
 
     fn next_in_settle(
@@ -513,14 +546,13 @@ impl Machine {
         lost: bool,
     ) -> Action {
         if lost {
-            self.give_up(&describe_loss(seen, elapsed));
-            return Action::Entered;
+            return self.give_up(&describe_loss(seen, elapsed), Step::Drain);
         }
         if elapsed < self.limits.settle || !seen.temporary.ready {
             return Action::Wait;
         }
         self.before = seen.own.process;
-        self.enter(Step::Overlap)
+        self.enter_step(Step::Overlap)
     }
 
     /// True if the temporary instance has stopped serving. A slow answer does not count.
@@ -529,7 +561,9 @@ impl Machine {
             self.lost = None;
             return false;
         }
-        let counts = self.lost.get_or_insert(now + self.limits.speedup.of(LOST));
+        let counts = self
+            .lost
+            .get_or_insert(now + self.limits.speedup.shorten(LOST));
         if !seen.temporary.running {
             // An exit counts even if the process has been started again since.
             *counts = now.min(*counts);
@@ -538,18 +572,13 @@ impl Machine {
     }
 
     /// Checks how long the node's kube-apiserver has not been ready since COMMAND replaced it.
-    fn check_own(&mut self, seen: &BridgeObservation, now: Duration) {
+    fn note_own_readiness(&mut self, seen: &BridgeObservation, now: Duration) {
         let counts = (self.commanding || self.step == Step::AwaitOwn) && !seen.own.ready;
         self.own_lost = counts.then(|| self.own_lost.unwrap_or(now));
-        let late = self.limits.speedup.of(LATE);
+        let late = self.limits.speedup.shorten(LATE);
         self.own_is_late = self
             .own_lost
             .is_some_and(|since| now.saturating_sub(since) >= late);
-    }
-
-    /// True for the process that must be replaced.
-    fn is_before(&self, process: u64) -> bool {
-        self.must_restart && Some(process) == self.before
     }
 
     /// The next action while the bridge waits for the node's kube-apiserver to be back for good.
@@ -559,10 +588,7 @@ impl Machine {
         now: Duration,
         elapsed: Duration,
     ) -> Action {
-        let same = seen
-            .own
-            .process
-            .is_some_and(|process| self.is_before(process));
+        let same = self.must_restart && seen.own.process == self.before;
         // Readiness may depend on another etcd member, reachable only through the bridge.
         let has_etcd = self.etcd_lost.is_none_or(|counts| now < counts);
         let ready = seen
@@ -577,18 +603,16 @@ impl Machine {
         };
         match self.own_ready {
             Some((_, since)) if now.saturating_sub(since) >= self.limits.settle && seen.etcd => {
-                self.enter(Step::Linger)
+                self.enter_step(Step::Linger)
             }
             None if elapsed >= self.limits.ready => {
-                let what = match (same, seen.own.process) {
-                    (true, _) => "is still the process from before: nothing has restarted it",
-                    (false, None) => "does not run: nothing listens on its port",
-                    (false, Some(_)) if !has_etcd => {
-                        "has no etcd on this node: its member does not answer"
-                    }
-                    (false, Some(_)) => "does not stay ready",
+                let what = match seen.own.process {
+                    None => "does not run: nothing listens on its port",
+                    _ if same => "is still the process from before: nothing has restarted it",
+                    _ if !has_etcd => "has no etcd on this node: the etcd member does not answer",
+                    _ => "does not stay ready",
                 };
-                self.fail(&format!(
+                self.report_own_not_back(&format!(
                     "after {} the node's own kube-apiserver {what}",
                     format_seconds(elapsed)
                 ))
@@ -597,7 +621,7 @@ impl Machine {
         }
     }
 
-    fn fail(&mut self, why: &str) -> Action {
+    fn report_own_not_back(&mut self, why: &str) -> Action {
         // The first error is the one to be fixed.
         let why = self
             .trouble
@@ -610,31 +634,13 @@ impl Machine {
             }
             OnFailure::Stay | OnFailure::Restore => {
                 self.trouble = Some(why);
-                self.enter(Step::Hold)
+                self.enter_step(Step::Hold)
             }
             OnFailure::End => {
                 self.outcome = BridgeOutcome::Abandoned(why);
-                self.enter(Step::Linger)
+                self.enter_step(Step::Linger)
             }
         }
-    }
-}
-
-/// The action needed for new connections to reach the ready instance.
-fn keep_steered(seen: &BridgeObservation, lost: bool) -> Option<Action> {
-    let BridgeObservation {
-        temporary,
-        own,
-        steering,
-        ..
-    } = seen;
-    match (temporary.ready, steering) {
-        (true, true) => None,
-        (true, false) => Some(Action::Steer),
-        (false, true) if lost && own.ready => Some(Action::Unsteer),
-        (false, _) if !temporary.running => Some(Action::Start),
-        // Clients are held until an instance is ready.
-        (false, _) => None,
     }
 }
 

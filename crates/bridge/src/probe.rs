@@ -1,5 +1,5 @@
-//! Periodic probes of both instances. The node's kube-apiserver is dialled from loopback, which is
-//! never steered.
+//! Periodic probes of both instances. The node's kube-apiserver is dialled from loopback, because
+//! the bridge never steers connections from loopback.
 
 use berth_node::terms::Speedup;
 use berth_os::sock_diag;
@@ -11,13 +11,14 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 /// Consecutive good answers after which an instance is ready.
-const RISE: u32 = 2;
+const RISE_COUNT: u32 = 2;
 
-/// Time between two probes, of an instance that is not ready and of a ready instance.
-const STARTING: Duration = Duration::from_millis(100);
-const READY: Duration = Duration::from_secs(1);
+/// Time between two probes: `START_INTERVAL` for an instance that is not ready, and
+/// `READY_INTERVAL` for a ready instance.
+const START_INTERVAL: Duration = Duration::from_millis(100);
+const READY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The probed state of an instance.
+/// The results of the last probes of an instance.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ProbeState {
     pub ready: bool,
@@ -38,28 +39,27 @@ pub async fn probe_forever(
     speedup: Speedup,
     to: watch::Sender<ProbeState>,
 ) {
-    let mut good = 0;
+    let (mut good, mut listener) = (0, None);
     while !to.is_closed() {
-        let before = port.and_then(find_listener);
-        let answer = probe.ready(address).await;
-        let listener = port.and_then(find_listener);
-        // If the listener changed during the probe, the answer may be the old process's, and does
-        // not count.
+        let answer = probe.probe_ready(address).await;
+        let before = listener;
+        listener = port.and_then(|port| find_listener(port, before));
+        // If the listener has changed, the answer may be the old process's, and does not count.
         good = if answer.seen == Observation::Pass && before == listener {
             good + 1
         } else {
             0
         };
         let asked = ProbeState {
-            ready: good >= RISE,
+            ready: good >= RISE_COUNT,
             listener,
             words: answer.words,
             at: Some(Instant::now()),
         };
         let pause = if asked.ready {
-            speedup.of(READY)
+            speedup.shorten(READY_INTERVAL)
         } else {
-            STARTING
+            START_INTERVAL
         };
         to.send_if_modified(|known| {
             let news = (known.ready, known.listener) != (asked.ready, asked.listener);
@@ -70,11 +70,13 @@ pub async fn probe_forever(
     }
 }
 
-/// Inode of the listener on a port, on any address outside loopback.
-fn find_listener(port: u16) -> Option<u64> {
-    let all = sock_diag::list_listeners(port).unwrap_or_default();
-    all.into_iter()
-        .filter(|entry| !entry.local.ip().is_loopback())
-        .map(|entry| entry.inode)
-        .min()
+/// Returns the inode of the listener on a port, on any address outside loopback. If the kernel does
+/// not list the listeners, `known` counts on: clients are steered away if nothing listens.
+fn find_listener(port: u16, known: Option<u64>) -> Option<u64> {
+    sock_diag::list_listeners(port).map_or(known, |all| {
+        all.into_iter()
+            .filter(|entry| !entry.local.ip().is_loopback())
+            .map(|entry| entry.inode)
+            .min()
+    })
 }

@@ -1,13 +1,13 @@
 //! The bridge's process, forked before any thread and any runtime starts: two processes that share
 //! a runtime's signal pipe would take each other's signals.
 
-use super::caller::end_last;
+use super::caller::end_last_bridge;
 use super::cgroup;
 use super::claim::Claim;
 use super::drive::drive_bridge;
 use super::plan::{BridgeOptions, BridgePlan, RunningInstance};
 use super::preflight::preflight;
-use super::watch::PATIENCE;
+use super::watch::TIMEOUT;
 use berth_manifest::report::Refusal;
 use berth_os::namespaces::unshare_mounts;
 use berth_os::process::{Detached, fork_detached, leave_terminal, set_oom_score};
@@ -16,12 +16,12 @@ use nix::unistd::{Pid, geteuid};
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 
-/// OOM score of the daemon: out of memory, the kernel kills every pod first (critical static pods
-/// have -997), but no container runtime (-999).
+/// OOM score of the bridge's process. When memory runs out, the kernel kills every pod before this
+/// process (critical static pods have -997), and the container runtime (-999) after it.
 const OOM_SCORE: i16 = -998;
 
-/// The process in which the fork returned.
-pub enum Half {
+/// Result of the fork, which tells each of the two processes which one it is.
+pub enum ForkSide {
     /// The bridge's process, which writes to the socket when the bridge begins, and waits for the
     /// caller's answer.
     Bridge(UnixStream),
@@ -39,11 +39,11 @@ pub struct Bridge {
 ///
 /// # Errors
 /// The process has another thread, or a system call failed.
-pub fn fork_bridge() -> io::Result<Half> {
+pub fn fork_bridge() -> io::Result<ForkSide> {
     let (begins, begin) = UnixStream::pair()?;
     Ok(match fork_detached()? {
-        Detached::Daemon => Half::Bridge(begin),
-        Detached::Caller(pid) => Half::Caller(Bridge {
+        Detached::Daemon => ForkSide::Bridge(begin),
+        Detached::Caller(pid) => ForkSide::Caller(Bridge {
             pid: Pid::from_raw(pid),
             begins,
         }),
@@ -90,7 +90,7 @@ pub async fn run_bridge(
     begin: UnixStream,
     note: impl Fn(&BridgePlan),
 ) -> Result<(), Refusal> {
-    end_last(&options.directory).await;
+    end_last_bridge(&options.directory).await;
     let plan = preflight(options).await?;
     note(&plan);
     let unavailable = |why: String| Refusal::Unavailable(vec![why]);
@@ -99,7 +99,7 @@ pub async fn run_bridge(
         .map_err(|error| unavailable(format!("cannot leave the terminal: {error}")))?;
     // A caller that was stopped (Ctrl-Z) may answer later, when the plan is outdated.
     let asked = begin
-        .set_read_timeout(Some(PATIENCE))
+        .set_read_timeout(Some(TIMEOUT))
         .and_then(|()| (&begin).write_all(&[0]));
     if asked.and_then(|()| (&begin).read_exact(&mut [0])).is_err() {
         tracing::info!(
@@ -109,7 +109,7 @@ pub async fn run_bridge(
     }
     drop(begin);
     if let Err(error) = set_oom_score(OOM_SCORE) {
-        tracing::info!(%error, "this bridge keeps its OOM score: run it with CAP_SYS_RESOURCE");
+        tracing::info!(%error, "the bridge cannot lower its OOM score: run the bridge with CAP_SYS_RESOURCE");
     }
     if let Err(error) = cgroup::leave_session_cgroup() {
         tracing::info!(%error, "this bridge is in the cgroup of the process that started it");

@@ -11,18 +11,22 @@ pub struct Report {
 }
 
 impl Report {
-    pub fn error(&mut self, why: impl Into<String>) {
+    pub fn add_error(&mut self, why: impl Into<String>) {
         self.errors.push(why.into());
     }
 
-    pub fn note(&mut self, text: impl Into<String>) {
+    pub fn add_note(&mut self, text: impl Into<String>) {
         self.notes.push(text.into());
     }
 
     /// The value, or `None` after adding an error that begins with `what`.
-    pub fn ok<T, E: Display>(&mut self, what: &str, result: Result<T, E>) -> Option<T> {
+    pub fn value_or_add_error<T, E: Display>(
+        &mut self,
+        what: &str,
+        result: Result<T, E>,
+    ) -> Option<T> {
         result
-            .map_err(|error| self.error(format!("{what}{error}")))
+            .map_err(|error| self.add_error(format!("{what}{error}")))
             .ok()
     }
 }

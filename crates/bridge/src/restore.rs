@@ -3,9 +3,11 @@
 //! not etcd's manifest, the kubelet's configuration, or objects of the cluster.
 
 use berth_manifest::Manifest;
-use berth_manifest::file::{self, Access, replace_as, sweep_all};
+use berth_manifest::file::{
+    self, Access, replace_file_with_access, sweep_temporary_files_beginning_with,
+};
 use berth_node::ipc::bridge::Difference;
-use berth_os::file::{make_private, none_if_missing, open_regular};
+use berth_os::file::{make_private_directory, none_if_missing, open_regular_file};
 use similar::TextDiff;
 use std::collections::BTreeSet;
 use std::fs::{self, File, Metadata};
@@ -24,7 +26,7 @@ const LONGEST: usize = 32 * 1024;
 pub struct SavedFile {
     pub path: PathBuf,
     pub copy: PathBuf,
-    /// True for the manifest, whose text may be shown. Other files may be secret.
+    /// True for the manifest. The manifest's text may be shown. Other files may be secret.
     pub shown: bool,
 }
 
@@ -43,8 +45,8 @@ pub fn find_differences(all: &[SavedFile]) -> Result<Vec<Difference>, String> {
     Ok(differing)
 }
 
-/// The changed files among those with keys, and an encryption configuration that the manifest did
-/// not name before. The temporary instance has the keys from before.
+/// Returns the files with keys that have changed, and an encryption configuration that the manifest
+/// names now and did not name before. The temporary instance still has the old keys.
 ///
 /// # Errors
 /// A file cannot be read.
@@ -99,7 +101,7 @@ pub fn restore_files(all: &[SavedFile]) -> Restored {
         let done = keep_copy(before, manifests).and_then(|at| {
             // Listed even if the write fails.
             kept.extend(at.clone());
-            write_back(before).map(|()| at)
+            restore_file(before).map(|()| at)
         });
         match done {
             Ok(at) => {
@@ -146,8 +148,8 @@ fn check_keys_stay(all: &[SavedFile]) -> Result<(), String> {
     }
     Err(format!(
         "the encryption configuration ({ENCRYPTION}) has changed, and kube-apiserver may have written objects with \
-         a key that only {} has: nothing is restored; undo the other changes by hand (`berth bridge restore --dry-run` \
-         shows them), and leave the keys",
+         a key that only {} has: nothing is restored; undo the other changes by hand (`berth bridge restore --dry-run` shows the \
+         changes), and keep the new encryption keys",
         path.display()
     ))
 }
@@ -156,12 +158,12 @@ fn check_keys_stay(all: &[SavedFile]) -> Result<(), String> {
 fn find_encryption_file(manifest: &str) -> Option<PathBuf> {
     let manifest = Manifest::parse(manifest).ok()?;
     let path = manifest.flag(ENCRYPTION.trim_start_matches('-'))?.value;
-    manifest.container().on_node(path).map(PathBuf::from)
+    manifest.container().path_on_node(path).map(PathBuf::from)
 }
 
 /// Text of a file. Empty if there is no file.
 fn read_text(path: &Path) -> Result<String, String> {
-    let file = none_if_missing(open_regular(path))
+    let file = none_if_missing(open_regular_file(path))
         .and_then(|file| file.map(read_with_metadata).transpose());
     let file = file.map_err(|error| format!("cannot read {}: {error}", path.display()))?;
     Ok(file
@@ -172,7 +174,7 @@ fn read_text(path: &Path) -> Result<String, String> {
 /// Copies the current file to a place beside it, and returns the copy's path. `None` if the file is
 /// unchanged or gone.
 fn keep_copy(before: &SavedFile, manifests: Option<&Path>) -> io::Result<Option<PathBuf>> {
-    let Some((is, _)) = none_if_missing(open_regular(&before.path))?
+    let Some((is, _)) = none_if_missing(open_regular_file(&before.path))?
         .map(read_with_metadata)
         .transpose()?
     else {
@@ -183,7 +185,8 @@ fn keep_copy(before: &SavedFile, manifests: Option<&Path>) -> io::Result<Option<
     }
     let parent = before.path.parent().unwrap_or(Path::new("/"));
     // The kubelet would start a pod from a file beside a manifest.
-    let is_manifests = manifests.is_some_and(|manifests| file::is_in(&before.path, manifests));
+    let is_manifests =
+        manifests.is_some_and(|manifests| file::is_in_directory(&before.path, manifests));
     let directory = if is_manifests {
         parent.parent().unwrap_or(parent)
     } else {
@@ -199,9 +202,9 @@ fn keep_copy(before: &SavedFile, manifests: Option<&Path>) -> io::Result<Option<
         .replace(['-', ':'], "");
     let start = format!("{name}.replaced-");
     // Remove half-written copies of a killed bridge.
-    sweep_all(directory, &start);
+    sweep_temporary_files_beginning_with(directory, &start);
     let path = directory.join(start + &now);
-    replace_as(&path, is, None).map_err(io::Error::other)?;
+    replace_file_with_access(&path, is, None).map_err(io::Error::other)?;
     Ok(Some(path))
 }
 
@@ -214,7 +217,8 @@ fn compare_files(all: &[SavedFile]) -> Result<Vec<(&SavedFile, Difference)>, Str
     for before in all {
         let was = fs::read(&before.copy).map_err(failed(&before.copy))?;
         let like = fs::metadata(&before.copy).map_err(failed(&before.copy))?;
-        let opened = none_if_missing(open_regular(&before.path)).map_err(failed(&before.path))?;
+        let opened =
+            none_if_missing(open_regular_file(&before.path)).map_err(failed(&before.path))?;
         let is = opened
             .map(read_with_metadata)
             .transpose()
@@ -259,18 +263,18 @@ fn make_diff(path: &Path, is: &[u8], was: &[u8]) -> String {
         .to_string()
 }
 
-fn write_back(before: &SavedFile) -> io::Result<()> {
+fn restore_file(before: &SavedFile) -> io::Result<()> {
     if fs::symlink_metadata(&before.path).is_ok_and(|meta| meta.is_symlink()) {
         return Err(io::Error::other(
-            "it is a symbolic link now, and berth cannot tell why: restore it by hand",
+            "the file is a symbolic link now, and berth cannot tell why: restore the file by hand",
         ));
     }
     if let Some(parent) = before.path.parent() {
         // Only root gets access: the mode of a directory that COMMAND moved away is unknown.
-        make_private(parent)?;
+        make_private_directory(parent)?;
     }
     let access = Access::from(&fs::metadata(&before.copy)?);
-    replace_as(&before.path, fs::read(&before.copy)?, Some(access))
+    replace_file_with_access(&before.path, fs::read(&before.copy)?, Some(access))
         .map_err(|error| io::Error::other(error.to_string()))
 }
 
@@ -281,7 +285,7 @@ mod tests {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
     /// A file with the text `is`, or no file, and a saved copy with the text `was` and a mode.
-    fn make_saved(
+    fn make_saved_file(
         directory: &Path,
         name: &str,
         is: Option<&str>,
@@ -315,10 +319,10 @@ mod tests {
             .into_iter()
             .for_each(Result::unwrap);
         let all = [
-            make_saved(&files, "gone.key", None, "secret\n", 0o640),
-            make_saved(&files, "same.crt", Some("a\n"), "a\n", 0o600),
-            make_saved(&files, "changed.key", Some("new\n"), "old\n", 0o600),
-            make_saved(&manifests, "manifest.yaml", Some("a: 2\n"), "a: 1\n", 0o600),
+            make_saved_file(&files, "gone.key", None, "secret\n", 0o640),
+            make_saved_file(&files, "same.crt", Some("a\n"), "a\n", 0o600),
+            make_saved_file(&files, "changed.key", Some("new\n"), "old\n", 0o600),
+            make_saved_file(&manifests, "manifest.yaml", Some("a: 2\n"), "a: 1\n", 0o600),
         ];
         let difference = |at: usize, missing, diff| Difference {
             path: all[at].path.clone(),
@@ -382,13 +386,20 @@ mod tests {
         fs::remove_file(&all[0].path).unwrap();
         std::os::unix::fs::symlink("elsewhere", &all[0].path).unwrap();
         fs::write(&all[2].path, "new\n").unwrap();
-        assert!(
-            restore_files(&all)
-                .files
-                .unwrap_err()
-                .contains("symbolic link")
-        );
+        assert!(restore_files(&all).files.is_err() && all[0].path.is_symlink());
         assert_eq!(fs::read_to_string(&all[2].path).unwrap(), "old\n");
+    }
+
+    #[test]
+    fn a_long_difference_is_not_shown() {
+        let temp = tempfile::tempdir().unwrap();
+        let files = temp.path().join("files");
+        fs::create_dir(&files).unwrap();
+        for (length, shown) in [(4 << 10, true), (32 << 10, false)] {
+            let saved = make_saved_file(&files, "m.yaml", Some(&"a".repeat(length)), "b", 0o600);
+            let found = find_differences(&[saved]).unwrap();
+            assert_eq!(found[0].diff.is_some(), shown, "{length}");
+        }
     }
 
     #[test]
@@ -414,7 +425,7 @@ mod tests {
 
     /// A node with encryption keys: first `old`, now the keys of `now`. `named` says if the
     /// manifest names the configuration, before and now.
-    fn make_encrypted(temp: &Path, now: &[&str], named: [bool; 2]) -> [SavedFile; 2] {
+    fn make_encryption_files(temp: &Path, now: &[&str], named: [bool; 2]) -> [SavedFile; 2] {
         let manifests = temp.join("manifests");
         fs::create_dir(&manifests).unwrap();
         let config = |keys: &[&str]| {
@@ -443,8 +454,8 @@ mod tests {
             )
         };
         [
-            make_saved(temp, "enc", Some(&config(now)), &config(&["old"]), 0o600),
-            make_saved(
+            make_saved_file(temp, "enc", Some(&config(now)), &config(&["old"]), 0o600),
+            make_saved_file(
                 &manifests,
                 "m.yaml",
                 Some(&manifest(named[1])),
@@ -472,7 +483,7 @@ mod tests {
             let temp = tempfile::tempdir().unwrap();
             let files = temp.path().join("files");
             fs::create_dir(&files).unwrap();
-            let all = make_encrypted(&files, now, named);
+            let all = make_encryption_files(&files, now, named);
             let all = if named[0] { &all[..] } else { &all[1..] };
             let config = files.join("enc");
             let changed = is_changed.then(|| config.clone()).into_iter().collect();
@@ -508,7 +519,7 @@ mod tests {
             let temp = tempfile::tempdir().unwrap();
             let files = temp.path().join("files");
             fs::create_dir(&files).unwrap();
-            let all = make_encrypted(&files, &["old"], [true, true]);
+            let all = make_encryption_files(&files, &["old"], [true, true]);
             fs::remove_file(&all[gone].path).unwrap();
             assert_eq!(restore_files(&all).files.map(|all| all.len()), Ok(1));
         }
@@ -539,10 +550,9 @@ mod tests {
                 shown: false,
             }]))
         });
-        let why = compared
+        let compared = compared
             .recv_timeout(std::time::Duration::from_secs(30))
-            .expect("it waits")
-            .unwrap_err();
-        assert!(why.contains("fifo: it is no regular file"), "{why}");
+            .expect("it waits");
+        assert!(compared.is_err(), "{compared:?}");
     }
 }

@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
 /// Pause after a failed accept.
-const AGAIN: Duration = Duration::from_millis(200);
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// A request, and the channel for the reply. `None` reports that the process that ran COMMAND ended
 /// before COMMAND did.
@@ -18,7 +18,8 @@ pub(super) type Request = (Option<Ask>, oneshot::Sender<Answer>);
 /// A reply to be sent before the status, or the reason for a refusal.
 pub(super) type Answer = Result<Option<Reply>, String>;
 
-/// Accepts connections until the bridge ends, then answers those that are still open.
+/// Accepts connections until the bridge ends. Then waits until the commands on open connections
+/// have got their last status.
 pub(super) async fn serve_commands(
     socket: OwnedFd,
     status: watch::Sender<BridgeStatus>,
@@ -40,7 +41,7 @@ pub(super) async fn serve_commands(
                     }
                     Err(error) => {
                         tracing::info!(%error, "cannot accept a command, trying again");
-                        tokio::time::sleep(AGAIN).await;
+                        tokio::time::sleep(RETRY_PAUSE).await;
                     }
                 },
             }
@@ -55,10 +56,10 @@ async fn answer_command(
     mut status: watch::Receiver<BridgeStatus>,
     to: mpsc::UnboundedSender<Request>,
 ) {
-    let Some(first) = command.next().await else {
+    let Some(first) = command.receive_message().await else {
         return;
     };
-    let (mut accompanies, mut runs) = (first == Ask::Accompany, false);
+    let (mut accompanies, mut runs, mut hears) = (first == Ask::Accompany, false, true);
     match send_request(&to, Some(first)).await {
         Ok(None) => {}
         Ok(Some(reply)) => drop(command.send(&reply).await),
@@ -70,17 +71,18 @@ async fn answer_command(
             changed = status.changed() => {
                 let now = Box::new(status.borrow_and_update().clone());
                 let over = changed.is_err() || now.outcome.is_some();
-                if command.send(&Reply::Status(now)).await.is_err() || over {
+                // If the peer has gone away, the end of its messages is read next.
+                if command.send(&Reply::Status(now)).await.is_err() && !hears || over {
                     break;
                 }
             }
-            asked = command.next() => match asked {
+            asked = command.receive_message(), if hears => match asked {
                 Some(begins @ Ask::Command) if accompanies => {
-                    if let Err(why) = send_request(&to, Some(begins)).await {
-                        let _ = command.send(&Reply::Refused(why)).await;
-                        break;
+                    match send_request(&to, Some(begins)).await {
+                        Ok(_) => (accompanies, runs) = (false, true),
+                        // The peer ends, and then the bridge is asked to end.
+                        Err(why) => drop(command.send(&Reply::Refused(why)).await),
                     }
-                    (accompanies, runs) = (false, true);
                 }
                 Some(ended @ Ask::Ended { .. }) if runs => {
                     runs = false;
@@ -89,21 +91,22 @@ async fn answer_command(
                     // goes out first.
                     status.mark_changed();
                 }
+                _ if accompanies || runs => {
+                    // If COMMAND will not be run, the bridge is not needed and is asked to end. A
+                    // peer that lives, and could not send its report, reads the status from now on.
+                    hears = false;
+                    let _ =
+                        send_request(&to, accompanies.then_some(Ask::End { now: false })).await;
+                }
                 _ => break,
             },
         }
-    }
-    if runs {
-        let _ = send_request(&to, None).await;
-    } else if accompanies {
-        // COMMAND will not be run: end the bridge, which clients would use for nothing.
-        let _ = send_request(&to, Some(Ask::End { now: false })).await;
     }
 }
 
 async fn send_request(to: &mpsc::UnboundedSender<Request>, what: Option<Ask>) -> Answer {
     let (reply, replied) = oneshot::channel();
     let _ = to.send((what, reply));
-    // A request without an answer finds the outcome in the status.
+    // If the bridge ends without a reply, the caller finds the outcome in the status.
     replied.await.unwrap_or(Ok(None))
 }

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Longest wait for a bridge's first answer.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Signals that end the wait.
 const SIGNALS: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
@@ -24,24 +24,26 @@ const SIGNALS: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
 /// The message for a bridge that does not answer. A hung bridge no longer renews the steering, so
 /// new connections go to the port's own listener.
 pub fn describe_hang(client: &Connection) -> String {
-    let pid = client.peer().map_or_else(
+    let pid = client.peer_pid().map_or_else(
         || "the process of bridge.sock".to_owned(),
         |pid| pid.to_string(),
     );
     format!(
         "the bridge does not answer within {}: it hangs; `kill -9 {pid}` ends it",
-        format_duration(PATIENCE)
+        format_duration(TIMEOUT)
     )
 }
 
-/// Text of an address that every bridge has.
+/// Formats an address of a bridge's status. Empty for `None`, which a bridge that serves never
+/// reports.
 pub fn display_address(address: Option<SocketAddr>) -> String {
     address
         .map(|address| address.to_string())
         .unwrap_or_default()
 }
 
-/// The time for which clients waited for etcd, in the last pause.
+/// Describes how long requests waited when the node's etcd and the temporary etcd last took over
+/// from each other.
 pub fn describe_wait(etcd: &EtcdStatus) -> String {
     etcd.pauses.last().map_or_else(
         || "no request waited".to_owned(),
@@ -59,11 +61,11 @@ pub fn describe_end(status: &BridgeStatus) -> String {
 }
 
 /// True if clients stay on the bridge until the operator acts.
-pub(super) fn clients_stay(status: &BridgeStatus) -> bool {
+pub(super) fn clients_stay_on_bridge(status: &BridgeStatus) -> bool {
     status.step == Step::Hold && !status.command && status.trouble.is_some()
 }
 
-/// Result of waiting for a status.
+/// Result of waiting until a bridge's status meets a condition.
 pub(super) enum WaitOutcome {
     There(Box<BridgeStatus>),
     Over(BridgeOutcome),
@@ -103,11 +105,12 @@ impl Watcher {
         Ok(())
     }
 
-    /// Prints the bridge's progress while COMMAND runs, and never returns. Can be dropped.
-    pub(super) async fn report_forever(&mut self, client: &Connection) -> Infallible {
-        while let (None, Some(reply)) = (&self.over, client.next().await) {
+    /// Prints the bridge's progress while COMMAND runs, and never returns. The future may be
+    /// dropped at any time.
+    pub(super) async fn report_progress_forever(&mut self, client: &Connection) -> Infallible {
+        while let (None, Some(reply)) = (&self.over, client.receive_message().await) {
             if let Reply::Status(status) = reply {
-                self.report(&status);
+                self.report_status(&status);
                 self.over = status.outcome;
             }
         }
@@ -125,8 +128,8 @@ impl Watcher {
         let mut answered = false;
         loop {
             let reply = tokio::select! {
-                reply = client.next() => reply,
-                () = tokio::time::sleep(PATIENCE), if !answered => {
+                reply = client.receive_message() => reply,
+                () = tokio::time::sleep(TIMEOUT), if !answered => {
                     Self::print_refusal(&describe_hang(client));
                     return WaitOutcome::Gone;
                 }
@@ -136,11 +139,12 @@ impl Watcher {
             let status = match reply {
                 Some(Reply::Status(status)) => status,
                 Some(Reply::Refused(why)) => return WaitOutcome::Refused(why),
-                // The notes name the replaced files.
+                // The differences are not printed here, because the notes in the status name the
+                // replaced files.
                 Some(Reply::Differences(_)) => continue,
                 None => return WaitOutcome::Gone,
             };
-            self.report(&status);
+            self.report_status(&status);
             if let Some(outcome) = status.outcome {
                 return WaitOutcome::Over(outcome);
             }
@@ -162,7 +166,7 @@ impl Watcher {
         }
     }
 
-    fn report(&mut self, status: &BridgeStatus) {
+    fn report_status(&mut self, status: &BridgeStatus) {
         if self.json
             && let Ok(line) = serde_json::to_string(status)
         {
@@ -174,7 +178,7 @@ impl Watcher {
         let own = &status.own;
         if own.preferred && (!was.own.preferred || was.own.listener != own.listener) {
             self.print_line(
-                "new connections go to the node's own kube-apiserver, and to the temporary one when that is not ready",
+                "new connections go to the node's own kube-apiserver, or to the temporary one while the node's own is not ready",
             );
         }
         if let Some(why) = &status.steering_error
@@ -183,7 +187,7 @@ impl Watcher {
             self.print_line(&format!(
                 "new connections go to the node's own kube-apiserver, as the bridge cannot steer: {why}"
             ));
-            self.print_detail("the bridge tries again; stopping the node's own kube-apiserver meanwhile costs connections");
+            self.print_detail("the bridge tries again; do not stop the node's own kube-apiserver meanwhile: connections would be lost");
         }
         if own.late && !was.own.late {
             let late = format_duration(LATE);
@@ -239,7 +243,7 @@ impl Watcher {
                 "new connections go to the node's own kube-apiserver again; earlier handshakes may complete"
                     .to_owned()
             }
-            Step::Drain => "the temporary kube-apiserver ends after its connections".to_owned(),
+            Step::Drain => "the temporary kube-apiserver ends when its connections have ended".to_owned(),
         });
     }
 
@@ -248,7 +252,7 @@ impl Watcher {
             self.print_line(&match etcd.step {
                 EtcdStep::Own => format!("the node's own etcd serves; {}", describe_wait(etcd)),
                 EtcdStep::Stopping => {
-                    "the node's own etcd stops; requests that need etcd wait for the temporary one"
+                    "the node's own etcd stops; requests that need etcd wait for the temporary etcd"
                         .to_owned()
                 }
                 EtcdStep::Temporary => format!(
@@ -268,7 +272,8 @@ impl Watcher {
         }
     }
 
-    /// Prints why a bridge refuses, or that it does not answer: also with --json.
+    /// Prints why a bridge refuses a request, or that the bridge does not answer. The text is the
+    /// same with --json.
     pub(super) fn print_refusal(why: &str) {
         let _ = writeln!(
             io::stderr(),
@@ -297,11 +302,11 @@ impl Watcher {
             WaitOutcome::Interrupted => {
                 self.print_line("interrupted: the bridge goes on by itself");
                 self.print_detail(
-                    "`berth bridge status` shows its state, `berth bridge end` ends it",
+                    "`berth bridge status` shows the bridge's state, `berth bridge end` ends the bridge",
                 );
             }
             WaitOutcome::Refused(why) => Self::print_refusal(&why),
-            WaitOutcome::Gone => self.print_gone(),
+            WaitOutcome::Gone => self.print_bridge_is_gone(),
         }
     }
 
@@ -327,7 +332,7 @@ impl Watcher {
         }
     }
 
-    pub(super) fn print_gone(&self) {
+    pub(super) fn print_bridge_is_gone(&self) {
         self.print_line(
             "the bridge has ended unexpectedly; new connections go to the port's own listener",
         );

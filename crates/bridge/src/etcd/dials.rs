@@ -29,21 +29,21 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsConnector;
 
 /// Longest time for an answer of another member.
-const PATIENCE: Duration = Duration::from_secs(2);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Idle time after which a connection to another member is ended, once the node's member serves
 /// again: no call is in flight then.
-const QUIET: Duration = Duration::from_millis(500);
+const IDLE_TIME: Duration = Duration::from_millis(500);
 
-/// The other members that can serve the connections.
+/// Members on other nodes to which the node's kube-apiserver can be connected.
 #[derive(Debug, Clone)]
-pub struct Dials {
-    /// The dialled address, of the node's member.
+pub struct MemberRelay {
+    /// Address of the node's member, which the node's kube-apiserver dials.
     own: SocketAddrV4,
     others: Arc<[SocketAddr]>,
 }
 
-impl Dials {
+impl MemberRelay {
     /// # Errors
     /// The reason why no other member is usable.
     pub(super) async fn find(cluster: &Cluster) -> Result<Self, String> {
@@ -51,12 +51,15 @@ impl Dials {
             .and_then(|(host, port)| Some(SocketAddrV4::new(host.parse().ok()?, port)))
             .filter(|own| own.ip().is_loopback())
             .ok_or_else(|| format!("{} is no IPv4 address of loopback", cluster.own))?;
-        let checked = cluster.gateway.tls(true)?;
+        let checked = cluster.gateway.build_tls_config(true)?;
         let (mut others, mut why) = (Vec::new(), Vec::new());
         for (member, url) in &cluster.others.members {
-            match timeout(PATIENCE, check_certificate(url, *own.ip(), checked.clone()))
-                .await
-                .unwrap_or_else(|late| Err(late.into()))
+            match timeout(
+                ANSWER_TIMEOUT,
+                check_certificate(url, *own.ip(), checked.clone()),
+            )
+            .await
+            .unwrap_or_else(|late| Err(late.into()))
             {
                 Ok(at) => others.push(at),
                 Err(error) => why.push(format!("{}: {error}", member.describe())),
@@ -64,7 +67,7 @@ impl Dials {
         }
         if others.is_empty() {
             return Err(format!(
-                "no other member's certificate is good for {}: {}",
+                "no other etcd member's certificate is valid for {}: {}",
                 own.ip(),
                 why.join("; ")
             ));
@@ -80,7 +83,10 @@ impl Dials {
     ///
     /// # Errors
     /// The listener or the steering cannot be set up.
-    pub async fn keep(self, mut answers: watch::Receiver<bool>) -> Result<(), String> {
+    pub async fn relay_steered_clients(
+        self,
+        mut answers: watch::Receiver<bool>,
+    ) -> Result<(), String> {
         let text = |error: &dyn std::fmt::Display| error.to_string();
         let Self { own, others } = self;
         let listener = TcpListener::bind((*own.ip(), 0))
@@ -91,7 +97,7 @@ impl Dials {
         let mut tasks = JoinSet::new();
         let answered = answers.clone();
         tasks.spawn(relay::accept_clients(listener, move |client| {
-            pass_client(client, others.clone(), answered.clone())
+            relay_to_other_member(client, others.clone(), answered.clone())
         }));
         let mut serves = true;
         loop {
@@ -114,7 +120,8 @@ impl Dials {
     }
 }
 
-/// The address of a member, if its certificate is valid for `ip`, too.
+/// Connects to a member and returns its address. Fails unless the member's certificate is also
+/// valid for `ip`, the address that kube-apiserver dials.
 async fn check_certificate(
     url: &str,
     ip: Ipv4Addr,
@@ -128,7 +135,7 @@ async fn check_certificate(
     Ok(at)
 }
 
-async fn pass_client(
+async fn relay_to_other_member(
     client: TcpStream,
     others: Arc<[SocketAddr]>,
     own: watch::Receiver<bool>,
@@ -142,7 +149,7 @@ async fn pass_client(
 async fn connect_to_first(others: &[SocketAddr]) -> io::Result<TcpStream> {
     let mut why = io::Error::from(io::ErrorKind::NotConnected);
     for at in others {
-        match timeout(PATIENCE, TcpStream::connect(at))
+        match timeout(ANSWER_TIMEOUT, TcpStream::connect(at))
             .await
             .unwrap_or_else(|late| Err(late.into()))
         {
@@ -153,11 +160,11 @@ async fn connect_to_first(others: &[SocketAddr]) -> io::Result<TcpStream> {
     Err(why)
 }
 
-/// Waits until the node's member serves and nothing is in flight.
+/// Waits until the node's member serves, and this connection has been idle for [`IDLE_TIME`].
 async fn wait_until_unused(client: impl AsFd, mut own: watch::Receiver<bool>) {
     while own.wait_for(|serves| *serves).await.is_ok() {
         match socket::idle_time(client.as_fd()) {
-            Ok(quiet) if quiet < QUIET => sleep(QUIET - quiet).await,
+            Ok(quiet) if quiet < IDLE_TIME => sleep(IDLE_TIME - quiet).await,
             _ => return,
         }
     }
@@ -187,7 +194,7 @@ mod tests {
             other.local_addr().unwrap(),
         ];
         let (serves, own) = watch::channel(false);
-        let passed = tokio::spawn(pass_client(accepted, others.into(), own));
+        let passed = tokio::spawn(relay_to_other_member(accepted, others.into(), own));
         let (mut etcd, _) = other.accept().await.unwrap();
         let mut said = [0; 4];
         client.write_all(b"call").await.unwrap();

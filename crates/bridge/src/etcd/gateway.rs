@@ -11,15 +11,15 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-/// Longest time for an answer. A call that moves the leadership may take `MOVING`: etcd itself
-/// gives up after 7 s.
-const PATIENCE: Duration = Duration::from_secs(2);
-const MOVING: Duration = Duration::from_secs(10);
+/// Longest time for an answer. A call that moves the leadership may take `TRANSFER_TIMEOUT`: etcd
+/// itself gives up after 7 s.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+const TRANSFER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Time for the other members to apply the highest revision that any member had applied, and time
-/// between two checks.
-const CATCH_UP: Duration = Duration::from_secs(5);
-const AGAIN: Duration = Duration::from_millis(200);
+/// Longest wait until the other members have applied the highest revision that any member had
+/// applied; and time between two checks of their revisions.
+const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(5);
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// A client of all members of an etcd.
 #[derive(Debug, Clone)]
@@ -50,7 +50,7 @@ impl Gateway {
     ///
     /// # Errors
     /// A certificate cannot be parsed.
-    pub fn tls(&self, checked: bool) -> Result<Arc<ClientConfig>, String> {
+    pub fn build_tls_config(&self, checked: bool) -> Result<Arc<ClientConfig>, String> {
         let client = self
             .0
             .client
@@ -59,12 +59,12 @@ impl Gateway {
         let config = tls::from_pem(checked.then_some(self.0.ca.as_slice()), client);
         config
             .map(Arc::new)
-            .map_err(|error| format!("kube-apiserver's certificate for it: {error:?}"))
+            .map_err(|error| format!("kube-apiserver's client certificate for etcd: {error:?}"))
     }
 
     /// # Errors
     /// There is no answer, or an unexpected one. The message names the URL.
-    pub async fn members(&self, url: &str) -> Result<MemberList, String> {
+    pub async fn fetch_members(&self, url: &str) -> Result<MemberList, String> {
         // A member answers this call from its own list, even while there is no leader.
         self.ask_and_parse(
             url,
@@ -76,8 +76,8 @@ impl Gateway {
     }
 
     /// # Errors
-    /// As [`Self::members`].
-    pub async fn status(&self, url: &str) -> Result<Status, String> {
+    /// As [`Self::fetch_members`].
+    pub async fn fetch_status(&self, url: &str) -> Result<Status, String> {
         self.ask_and_parse(url, "/v3/maintenance/status", &json!({}), Status::parse)
             .await
     }
@@ -85,22 +85,27 @@ impl Gateway {
     /// Moves the leadership away from the member at this URL.
     ///
     /// # Errors
-    /// As [`Self::members`].
+    /// As [`Self::fetch_members`].
     pub async fn transfer_leadership(&self, url: &str, to: u64) -> Result<(), String> {
         let asks = json!({"targetID": to.to_string()});
-        self.ask(url, "/v3/maintenance/transfer-leadership", &asks, MOVING)
-            .await
-            .map(drop)
+        self.ask(
+            url,
+            "/v3/maintenance/transfer-leadership",
+            &asks,
+            TRANSFER_TIMEOUT,
+        )
+        .await
+        .map(drop)
     }
 
     /// Observes an etcd before the member at this URL goes away. Takes some seconds if a member
     /// does not answer or lags behind.
     ///
     /// # Errors
-    /// As [`Self::members`].
-    pub async fn sample(&self, own: &str) -> Result<Sample, String> {
-        let list = self.members(own).await?;
-        let status = self.status(own).await?;
+    /// As [`Self::fetch_members`].
+    pub async fn fetch_sample(&self, own: &str) -> Result<Sample, String> {
+        let list = self.fetch_members(own).await?;
+        let status = self.fetch_status(own).await?;
         let asks = json!({"action": "GET"});
         let alarms = self
             .ask_and_parse(own, "/v3/maintenance/alarm", &asks, parse_alarms)
@@ -111,7 +116,7 @@ impl Gateway {
             .filter(|member| member.id != list.by)
             .cloned()
             .collect();
-        let first = self.answers(&others).await;
+        let first = self.fetch_answers(&others).await;
         let applied = first
             .values()
             .flatten()
@@ -120,15 +125,15 @@ impl Gateway {
         let revision = applied.max().unwrap_or_default();
         let began = Instant::now();
         let answers = loop {
-            let answers = self.answers(&others).await;
+            let answers = self.fetch_answers(&others).await;
             let have_caught_up = answers
                 .values()
                 .flatten()
                 .all(|answer| answer.status.revision >= revision);
-            if have_caught_up || began.elapsed() >= CATCH_UP {
+            if have_caught_up || began.elapsed() >= CATCH_UP_TIMEOUT {
                 break answers;
             }
-            sleep(AGAIN).await;
+            sleep(CHECK_INTERVAL).await;
         };
         Ok(Sample {
             list,
@@ -140,12 +145,13 @@ impl Gateway {
         })
     }
 
-    /// The answer that each member gave at any of its URLs, by the member's ID.
-    pub async fn answers(&self, members: &[Member]) -> BTreeMap<u64, Result<Answer, String>> {
+    /// Asks each member for its status at its URLs in turn, until that member answers. Returns the
+    /// answer or the error of each member, by the member's ID.
+    pub async fn fetch_answers(&self, members: &[Member]) -> BTreeMap<u64, Result<Answer, String>> {
         let mut asking = JoinSet::new();
         for member in members {
             let (gateway, member) = (self.clone(), member.clone());
-            asking.spawn(async move { (member.id, gateway.answer(&member).await) });
+            asking.spawn(async move { (member.id, gateway.fetch_answer(&member).await) });
         }
         let mut answers = BTreeMap::new();
         while let Some(answered) = asking.join_next().await {
@@ -154,10 +160,10 @@ impl Gateway {
         answers
     }
 
-    async fn answer(&self, member: &Member) -> Result<Answer, String> {
+    async fn fetch_answer(&self, member: &Member) -> Result<Answer, String> {
         let mut tried = Vec::new();
         for url in &member.client_urls {
-            match self.status(url).await {
+            match self.fetch_status(url).await {
                 Ok(status) if status.member == member.id => {
                     return Ok(Answer {
                         url: url.clone(),
@@ -180,7 +186,7 @@ impl Gateway {
         asks: &Value,
         parse: impl Fn(&Value) -> Option<T>,
     ) -> Result<T, String> {
-        let answer = self.ask(url, path, asks, PATIENCE).await?;
+        let answer = self.ask(url, path, asks, ANSWER_TIMEOUT).await?;
         parse(&answer).ok_or_else(|| {
             format!("{url}: unexpected reply to {path}: is it an etcd v3.5 or newer?")
         })

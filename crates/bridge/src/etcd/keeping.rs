@@ -1,7 +1,9 @@
-//! The members of etcd while a bridge is on: the cluster's lock, and before COMMAND a check of the
-//! members and a move of the leadership. Runs as a separate task, since an answer may take seconds.
+//! Keeps etcd's other members usable while a bridge is on. Holds the cluster's lock, which keeps
+//! other nodes from being upgraded. Before COMMAND, checks the members again and moves the
+//! leadership away from this node. Runs as a separate task, since an answer of a member may take
+//! seconds.
 
-use super::members::Choice;
+use super::members::MemberChoice;
 use super::types::Sample;
 use super::{Cluster, EtcdPlan};
 use berth_cluster::Client;
@@ -12,10 +14,10 @@ use std::net::SocketAddr;
 use tokio::sync::watch;
 
 /// The risk of a bridge without the cluster's lock.
-const UNLOCKED: &str = "nothing keeps another control-plane node from being under a bridge or upgraded meanwhile, with which etcd would \
-                        lose its majority";
+const UNLOCKED_RISK: &str = "another control-plane node may be under a bridge or be upgraded meanwhile, and etcd \
+     would lose its majority";
 
-/// State of the preparations.
+/// How far etcd is prepared for COMMAND.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EtcdState {
     /// True if COMMAND may begin.
@@ -26,7 +28,8 @@ pub struct EtcdState {
     pub notes: Vec<String>,
 }
 
-/// Handle of the task, which runs until the handle is dropped.
+/// Handle of the task that keeps etcd's other members usable. The task ends when the handle is
+/// dropped.
 #[derive(Debug)]
 pub struct Keeping {
     prepare: watch::Sender<bool>,
@@ -35,7 +38,7 @@ pub struct Keeping {
 
 impl Keeping {
     /// Checks the members again and moves the leadership away, since COMMAND is about to begin.
-    pub fn prepare(&self) {
+    pub fn request_preparation(&self) {
         self.prepare
             .send_if_modified(|wanted| !std::mem::replace(wanted, true));
     }
@@ -46,7 +49,8 @@ impl Keeping {
 }
 
 impl EtcdPlan {
-    /// Requests the cluster's lock from the instances. `None` if no etcd has other members.
+    /// Starts the task, which first requests the cluster's lock from the kube-apiservers at
+    /// `instances`. `None` if no etcd has members on other nodes.
     #[must_use]
     pub fn start(&self, instances: [SocketAddr; 2]) -> Option<Keeping> {
         let (prepare, wanted) = watch::channel(false);
@@ -55,7 +59,10 @@ impl EtcdPlan {
         if clusters.is_empty() {
             return None;
         }
-        let lock = self.lock.clone().map(|client| client.at(instances));
+        let lock = self
+            .lock
+            .clone()
+            .map(|client| client.with_addresses(instances));
         let needs_lock = self.needs_lock;
         tokio::spawn(async move {
             let progress = Progress::default();
@@ -63,13 +70,13 @@ impl EtcdPlan {
                 Ok(lock) => lock,
                 Err(why) => return to.send_modify(|state| state.refused = Some(why)),
             };
-            let keep = prepare_until_released(&clusters, wanted, &to);
+            let keep = prepare_and_hold_lock(&clusters, wanted, &to);
             match lock {
                 None => keep.await,
                 Some(lock) => {
                     tokio::select! {
                         () = keep => {}
-                        () = lock.keep(&progress) => {}
+                        () = lock.keep_renewed(&progress) => {}
                     }
                     lock.release(&progress).await;
                 }
@@ -79,10 +86,10 @@ impl EtcdPlan {
     }
 }
 
-/// Acquires the cluster's lock as a holder that has changed nothing: without renewals the lock
-/// expires, so that a killed bridge blocks no other node. While the node's member is away, the
-/// check of the members blocks other nodes. `None`, with a note, if the cluster refuses the lock
-/// and no operator asked for it.
+/// Acquires the cluster's lock, which is marked as held by a node without changes: the lock expires
+/// when the bridge no longer renews it, so a killed bridge blocks no other node for long. (While
+/// this node's member is away, other nodes are blocked by their own check of the members.) `None`,
+/// with a note for the operator, if the cluster refuses the lock and no operator asked for it.
 ///
 /// # Errors
 /// The bridge must not start: another node holds the lock, or the lock was asked for with
@@ -97,22 +104,22 @@ async fn acquire_lock(
     if let Some(client) = client {
         let lock = Lock::new(
             client,
-            Claim::new(Holder::current(&draw_uid()?, false), false),
+            Claim::new(Holder::from_this_process(&draw_uid()?, false), false),
         );
         match lock.acquire(progress).await {
             Ok(()) => return Ok(Some(lock)),
             Err(LockError::Api(error)) if needs_lock => {
-                return Err(format!("--kubeconfig: {error}: {UNLOCKED}"));
+                return Err(format!("--kubeconfig: {error}: {UNLOCKED_RISK}"));
             }
             Err(LockError::Api(error)) => why = error.to_string(),
             Err(busy) => return Err(busy.to_string()),
         }
     }
-    to.send_modify(|state| state.notes.push(format!("etcd: {why}: {UNLOCKED}")));
+    to.send_modify(|state| state.notes.push(format!("etcd: {why}: {UNLOCKED_RISK}")));
     Ok(None)
 }
 
-async fn prepare_until_released(
+async fn prepare_and_hold_lock(
     clusters: &[Cluster],
     mut wanted: watch::Receiver<bool>,
     to: &watch::Sender<EtcdState>,
@@ -121,7 +128,7 @@ async fn prepare_until_released(
         return;
     }
     for cluster in clusters {
-        match cluster.prepare().await {
+        match cluster.prepare_cluster().await {
             Ok(note) => to.send_modify(|state| state.notes.extend(note)),
             Err(why) => {
                 to.send_modify(|state| state.refused = Some(why));
@@ -135,20 +142,21 @@ async fn prepare_until_released(
 }
 
 impl Cluster {
-    /// The last check before COMMAND. Returns a note for the operator.
+    /// Checks for the last time before COMMAND that the other members can serve, and moves the
+    /// leadership. Returns a note for the operator if the leadership could not be moved.
     ///
     /// # Errors
     /// The other members are no longer a majority.
-    async fn prepare(&self) -> Result<Option<String>, String> {
+    async fn prepare_cluster(&self) -> Result<Option<String>, String> {
         let sample = self
             .gateway
-            .sample(&self.own)
+            .fetch_sample(&self.own)
             .await
             .map_err(|why| format!("etcd: {why}"))?;
-        let others = match sample.choose() {
-            Ok(Choice::Others(others)) => others,
-            Ok(Choice::Alone) => {
-                return Err("etcd no longer has another member: begin again".into());
+        let others = match sample.choose_members() {
+            Ok(MemberChoice::Others(others)) => others,
+            Ok(MemberChoice::Alone) => {
+                return Err("etcd no longer has another member: start the bridge again".into());
             }
             Err(why) => return Err(format!("etcd: {}", why.join("; "))),
         };
@@ -161,7 +169,7 @@ impl Cluster {
         {
             let why = others.left_out.join("; ");
             return Err(format!(
-                "etcd: {}, which is used, cannot be any more ({why}): begin again",
+                "etcd: {}, which the bridge uses, cannot be used any more ({why}): start the bridge again",
                 lost.describe()
             ));
         }

@@ -7,20 +7,20 @@ use super::types::{Answer, Member, MemberList, Sample};
 
 /// A hint for the operator: the option for a bridge that leaves etcd alone, and the cost of such a
 /// bridge.
-pub const OWN_HINT: &str = "or give --etcd own: the temporary kube-apiserver then uses this node's member, and requests that need etcd time out \
-                       while COMMAND restarts that, in kubeadm's own upgrade of etcd for some 47 s";
+pub const OWN_HINT: &str = "or give --etcd own: the temporary kube-apiserver then uses this node's member, and \
+     requests that need etcd time out while COMMAND restarts this member (for some 47 s in kubeadm's own upgrade of etcd)";
 
 /// The members that serve while this node's member is away.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Choice {
+pub enum MemberChoice {
     /// This node has the only member.
     Alone,
-    Others(Others),
+    Others(OtherMembers),
 }
 
 /// Members that are a majority without this node's member.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Others {
+pub struct OtherMembers {
     /// Each member with the URL that answers.
     pub members: Vec<(Member, String)>,
     /// The other members that are not used, with reasons.
@@ -30,11 +30,11 @@ pub struct Others {
 impl Sample {
     /// # Errors
     /// Everything that is missing, with a fix.
-    pub fn choose(&self) -> Result<Choice, Vec<String>> {
+    pub fn choose_members(&self) -> Result<MemberChoice, Vec<String>> {
         let MemberList { by, members, .. } = &self.list;
         let others: Vec<_> = members.iter().filter(|member| member.id != *by).collect();
         if others.is_empty() {
-            return Ok(Choice::Alone);
+            return Ok(MemberChoice::Alone);
         }
         let (mut usable, mut left_out) = (Vec::new(), Vec::new());
         for member in others {
@@ -45,24 +45,27 @@ impl Sample {
         }
         let voters = members.iter().filter(|member| !member.is_learner).count();
         let needed = voters / 2 + 1;
-        let mut why = self.troubles();
-        if why.is_empty() && usable.len() >= needed {
-            return Ok(Choice::Others(Others {
+        let can = usable.len();
+        let mut why = self.list_cluster_problems();
+        if why.is_empty() && can >= needed {
+            return Ok(MemberChoice::Others(OtherMembers {
                 members: usable,
                 left_out,
             }));
         }
         why.extend(left_out);
-        why.push(format!(
-            "of {voters} voters {needed} must serve while this node's member is away, and {} of the others can: wait until they do, \
-             {OWN_HINT}",
-            usable.len()
-        ));
+        if can < needed {
+            why.push(format!(
+                "{needed} of {voters} voters must serve while this node's member is away, and only {can} of the other \
+                 voters can: wait until more of them can serve, {OWN_HINT}"
+            ));
+        }
         Err(why)
     }
 
-    /// Problems of the etcd as a whole.
-    fn troubles(&self) -> Vec<String> {
+    /// Problems that concern no single member: there is no leader, an alarm is active, or the
+    /// alarms cannot be read.
+    fn list_cluster_problems(&self) -> Vec<String> {
         if self.leader == 0 {
             return vec!["this node's member knows no leader: check that this member reaches the peer URLs of the other members".into()];
         }
@@ -74,12 +77,12 @@ impl Sample {
         match &self.alarms {
             Ok(alarms) => alarms.iter().map(alarm).collect(),
             Err(why) => vec![format!(
-                "its alarms cannot be read: {why}: see this node's etcd's log"
+                "the alarms of etcd cannot be read: {why}: see the log of this node's etcd"
             )],
         }
     }
 
-    /// The URL at which a member can be used.
+    /// The URL at which a member answers. The error says why the member cannot be used.
     fn usable_url(&self, member: &Member) -> Result<&str, String> {
         if member.name.is_empty() {
             return Err(format!(
@@ -97,7 +100,7 @@ impl Sample {
             Some(Ok(answer)) => answer,
             Some(Err(why)) if !why.is_empty() => {
                 return Err(format!(
-                    "cannot be used: {why}: see its etcd's log, and that its certificate is for this address"
+                    "cannot be used: {why}: see the member's log, and check that the member's certificate is valid for the address"
                 ));
             }
             _ => return Err("has no client URL: give its etcd --advertise-client-urls".into()),
@@ -120,7 +123,7 @@ impl Sample {
         if status.revision < self.revision {
             let (its, all) = (status.revision, self.revision);
             return wrong(format!(
-                "is at revision {its}, and others at {all}: wait until it has caught up"
+                "is at revision {its}, and other members are at {all}: wait until this member has caught up"
             ));
         }
         Ok(url)

@@ -26,15 +26,15 @@ pub mod types;
 
 use crate::report::Report;
 use berth_cluster::Client;
-use berth_cluster::kubeconfig::Place;
+use berth_cluster::kubeconfig::ServerUrl;
 use berth_exec::args;
 use berth_node::ipc::bridge::{BridgeOutcome, EtcdStatus, EtcdStep};
 use berth_node::terms::Speedup;
 use berth_os::explained;
-use dials::Dials;
+use dials::MemberRelay;
 use gateway::Gateway;
 use keeping::{EtcdState, Keeping};
-use members::{Choice, Others};
+use members::{MemberChoice, OtherMembers};
 use servers::Urls;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -62,18 +62,20 @@ pub enum EtcdMode {
 #[derive(Debug, Clone)]
 pub struct Cluster {
     gateway: Gateway,
-    /// URLs as in the arguments, and the URL of this node's member.
+    /// All URLs of this etcd in kube-apiserver's arguments, and the URL of this node's member.
     urls: Urls,
     own: String,
-    others: Others,
-    /// Relay for the node's kube-apiserver.
-    pub dials: Option<Dials>,
+    others: OtherMembers,
+    /// Relay that connects the node's kube-apiserver to another member. `None` if that is not
+    /// possible, for example because no other member's certificate is valid for the dialled
+    /// address.
+    pub dials: Option<MemberRelay>,
 }
 
 impl Cluster {
     /// Probes this node's member continuously, and connects the node's kube-apiserver to another
     /// member while this node's is silent.
-    pub fn follow(&self, tasks: &mut JoinSet<()>) -> watch::Receiver<bool> {
+    pub fn follow_own_member(&self, tasks: &mut JoinSet<()>) -> watch::Receiver<bool> {
         let (to, answers) = watch::channel(true);
         let cluster = self.clone();
         tasks.spawn(async move {
@@ -87,7 +89,7 @@ impl Cluster {
         if let Some(dials) = self.dials.clone() {
             let answers = answers.clone();
             tasks.spawn(async {
-                let kept = dials.keep(answers).await;
+                let kept = dials.relay_steered_clients(answers).await;
                 let why = kept.err().unwrap_or_default();
                 tracing::warn!(
                     code = %explained::NO_OTHER_MEMBER,
@@ -99,7 +101,7 @@ impl Cluster {
     }
 }
 
-/// Plan for the etcds of a bridge.
+/// A bridge's plan for each etcd that the running kube-apiserver uses.
 #[derive(Debug, Default)]
 pub struct EtcdPlan {
     pub clusters: Vec<Cluster>,
@@ -112,8 +114,9 @@ pub struct EtcdPlan {
 }
 
 impl EtcdPlan {
-    /// Makes a kube-apiserver use the other members.
-    pub fn rewrite(&self, argv: &mut Vec<OsString>) {
+    /// Replaces the etcd URLs in a kube-apiserver's arguments: with the URLs of the other members,
+    /// or with the address of the relay to the temporary etcd.
+    pub fn replace_etcd_urls(&self, argv: &mut Vec<OsString>) {
         let others = |cluster: &Cluster| {
             cluster
                 .others
@@ -129,19 +132,20 @@ impl EtcdPlan {
             .collect();
         servers::replace_urls(argv, &instead);
         if let Some(temporary) = &self.temporary {
-            args::set_flag(argv, servers::SERVERS, &temporary.server);
+            args::set_flag(argv, servers::SERVERS_FLAG, &temporary.server);
         }
     }
 }
 
-/// The etcd tasks of a running bridge.
+/// The tasks that keep etcd available while a bridge is on.
 #[derive(Debug)]
 pub struct EtcdHandle {
     members: Option<Keeping>,
-    /// True if this node's member answers, for each etcd with other members.
+    /// For each etcd with members on other nodes: true while this node's member answers.
     answers: Vec<watch::Receiver<bool>>,
     pub(super) temporary: Option<watch::Receiver<EtcdStatus>>,
-    /// Comparison of revisions, which tells if writes are missing.
+    /// Result of comparing the revisions of the node's etcd and of the temporary etcd. A lower
+    /// revision after a change from one to the other shows that writes are missing.
     revisions: watch::Receiver<Compared>,
     /// True while COMMAND runs or may run.
     commanding: watch::Sender<bool>,
@@ -152,7 +156,7 @@ impl EtcdPlan {
     ///
     /// # Errors
     /// The temporary etcd cannot be prepared.
-    pub fn begin(
+    pub fn start_keeping_etcd(
         mut self,
         instances: [SocketAddr; 2],
         directory: &Path,
@@ -164,14 +168,18 @@ impl EtcdPlan {
         let mut temporary = None;
         if let Some(plan) = self.temporary.take() {
             let (to, status) = watch::channel(EtcdStatus::default());
-            tasks.spawn(plan.revisions.clone().compare(status.clone(), compared));
+            tasks.spawn(
+                plan.revisions
+                    .clone()
+                    .compare_revisions(status.clone(), compared),
+            );
             tasks.spawn(EtcdDaemon::new(plan, directory, speedup, to)?.run(commands));
             temporary = Some(status);
         }
         let answers = self
             .clusters
             .iter()
-            .map(|cluster| cluster.follow(tasks))
+            .map(|cluster| cluster.follow_own_member(tasks))
             .collect();
         Ok(EtcdHandle {
             members: self.start(instances),
@@ -184,9 +192,10 @@ impl EtcdPlan {
 }
 
 impl EtcdHandle {
-    /// Prepares etcd for COMMAND, which is about to begin.
-    pub fn prepare(&self) {
-        self.members.iter().for_each(Keeping::prepare);
+    /// Prepares etcd for COMMAND, which is about to begin: checks the members, and moves the
+    /// leadership.
+    pub fn prepare_etcd(&self) {
+        self.members.iter().for_each(Keeping::request_preparation);
     }
 
     pub fn state(&self) -> EtcdState {
@@ -197,17 +206,18 @@ impl EtcdHandle {
         self.members.as_ref().map_or(nothing, Keeping::state)
     }
 
-    pub fn command_may_run(&self, may_run: bool) {
+    pub fn set_command_may_run(&self, may_run: bool) {
         self.commanding.send_replace(may_run);
     }
 
     /// Releases the cluster's lock.
-    pub fn release(&mut self) {
+    pub fn release_lock(&mut self) {
         self.members = None;
     }
 
-    /// True if the temporary etcd does not serve.
-    pub fn has_own(&self) -> bool {
+    /// True unless the temporary etcd has taken over from the node's etcd, or a change between the
+    /// two is under way. Always true without a temporary etcd.
+    pub fn own_etcd_has_data(&self) -> bool {
         self.temporary
             .as_ref()
             .is_none_or(|etcd| etcd.borrow().step == EtcdStep::Own)
@@ -215,7 +225,7 @@ impl EtcdHandle {
 
     /// True if the node's etcd serves: the only member, or the node's member of each etcd.
     pub fn serves(&self) -> bool {
-        self.has_own() && self.answers.iter().all(|answers| *answers.borrow())
+        self.own_etcd_has_data() && self.answers.iter().all(|answers| *answers.borrow())
     }
 
     /// Status of the temporary etcd, if any.
@@ -230,7 +240,7 @@ impl EtcdHandle {
 
     /// The bridge's outcome. `Done` becomes `Abandoned` if writes were lost, because a bridge that
     /// lost writes has not ended well.
-    pub fn judge_outcome(&self, outcome: BridgeOutcome) -> BridgeOutcome {
+    pub fn abandon_if_writes_lost(&self, outcome: BridgeOutcome) -> BridgeOutcome {
         let Compared { missing, is_open } = self.revisions.borrow().clone();
         match (outcome, missing) {
             (BridgeOutcome::Done, Some(why)) => BridgeOutcome::Abandoned(why),
@@ -238,7 +248,8 @@ impl EtcdHandle {
                 if is_open {
                     tracing::warn!(
                         code = %explained::REVISION_UNKNOWN,
-                        "the node's etcd may lack writes of the time while it was away: the revision of this etcd is not known"
+                        "the node's etcd may lack writes from the time of its absence: the revision of this etcd is not known, see \
+                         `etcdctl endpoint status`"
                     );
                 }
                 outcome
@@ -255,9 +266,9 @@ pub struct Alone {
     version: String,
 }
 
-/// Finds the etcds of a running kube-apiserver that have a member here: etcds with more members,
-/// and etcds with a single member. `on_node` returns the node's path of a file that an argument
-/// names.
+/// Finds the etcds of a running kube-apiserver that have a member on this node. Returns the etcds
+/// that have more members, and the etcds that have only this member. `on_node` returns the node's
+/// path of a file that an argument names.
 pub async fn examine_etcds(
     command: &[OsString],
     node: &[IpAddr],
@@ -270,25 +281,28 @@ pub async fn examine_etcds(
             continue;
         };
         let asked = match build_gateway(command, &on_node) {
-            Ok(gateway) => gateway.sample(&own).await.map(|sample| (gateway, sample)),
+            Ok(gateway) => gateway
+                .fetch_sample(&own)
+                .await
+                .map(|sample| (gateway, sample)),
             Err(why) => Err(why),
         };
         let (gateway, sample) = match asked {
             Ok(asked) => asked,
             Err(why) => {
-                report.note(format!(
-                    "the etcd on this node was not asked for its members: {why}; requests that need it time out while COMMAND restarts it"
+                report.add_note(format!(
+                    "cannot ask the etcd on this node for its members: {why}; requests that need etcd time out while COMMAND restarts etcd"
                 ));
                 continue;
             }
         };
-        match sample.choose() {
-            Ok(Choice::Alone) => alone.push(Alone {
+        match sample.choose_members() {
+            Ok(MemberChoice::Alone) => alone.push(Alone {
                 gateway,
                 urls,
                 version: sample.version,
             }),
-            Ok(Choice::Others(others)) => {
+            Ok(MemberChoice::Others(others)) => {
                 let used: Vec<_> = others
                     .members
                     .iter()
@@ -299,7 +313,7 @@ pub async fn examine_etcds(
                     .iter()
                     .map(|why| format!("; {why}"))
                     .collect::<String>();
-                report.note(format!(
+                report.add_note(format!(
                     "etcd: the temporary kube-apiserver uses {}, not this node's member{left_out}",
                     used.join(" and ")
                 ));
@@ -310,18 +324,19 @@ pub async fn examine_etcds(
                     others,
                     dials: None,
                 };
-                match Dials::find(&cluster).await {
+                match MemberRelay::find(&cluster).await {
                     Ok(dials) => cluster.dials = Some(dials),
-                    Err(why) => report.note(format!(
-                        "etcd: what clients have sent to the running kube-apiserver waits while its member is away, and a node whose \
-                         kubelet has a connection to it may be reported as not ready: {why}"
+                    Err(why) => report.add_note(format!(
+                        "etcd: requests that clients have sent to the running kube-apiserver wait while this node's etcd member is \
+                         away, and another node may be reported as not ready if that node's kubelet has a connection to this \
+                         kube-apiserver: {why}"
                     )),
                 }
                 clusters.push(cluster);
             }
             Err(all) => all
                 .into_iter()
-                .for_each(|why| report.error(format!("etcd: {why}"))),
+                .for_each(|why| report.add_error(format!("etcd: {why}"))),
         }
     }
     (clusters, alone)
@@ -345,7 +360,7 @@ async fn find_own_url(urls: &Urls, node: &[IpAddr]) -> Option<String> {
 /// Host and port of a URL. A URL without TLS is treated like one with TLS.
 fn split_url(url: &str) -> Option<(String, u16)> {
     let secure = url.replacen("http://", "https://", 1);
-    Place::parse(&secure)
+    ServerUrl::parse(&secure)
         .ok()
         .map(|place| (place.host, place.port))
 }

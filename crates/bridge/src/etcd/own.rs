@@ -1,4 +1,5 @@
-//! Probes, past the steering, of this node's member of an etcd with several members.
+//! Probes of this node's member of an etcd with several members, over connections that the bridge
+//! does not steer to another member.
 //!
 //! The node's kube-apiserver may be ready while it uses another member through the bridge's relay,
 //! which disappears when the bridge ends. So a ready kube-apiserver does not show that this node's
@@ -29,7 +30,13 @@ pub(super) async fn probe_own(
         }
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
-    probe::probe_forever(source, to, cluster.gateway.tls(false)?, answers).await;
+    probe::probe_forever(
+        source,
+        to,
+        cluster.gateway.build_tls_config(false)?,
+        answers,
+    )
+    .await;
     Ok(())
 }
 

@@ -4,34 +4,36 @@ use berth_exec::args;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 
-pub(super) const SERVERS: &str = "--etcd-servers";
-const OVERRIDES: &str = "--etcd-servers-overrides";
+pub(super) const SERVERS_FLAG: &str = "--etcd-servers";
+const OVERRIDES_FLAG: &str = "--etcd-servers-overrides";
 
 /// The URLs of an etcd, in the order of the arguments.
 pub type Urls = Vec<String>;
 
-/// Each etcd that the arguments name, for all resources or for some.
+/// Each etcd that the arguments name: by `--etcd-servers` for all resources, and by
+/// `--etcd-servers-overrides` for some.
 pub fn find_etcds(argv: &[OsString]) -> BTreeSet<Urls> {
-    let overridden = list_items(argv, OVERRIDES);
+    let overridden = list_items(argv, OVERRIDES_FLAG);
     let overridden = overridden
         .iter()
         .filter_map(|item| item.split_once('#'))
         .map(|(_, servers)| split_list(servers, ';'));
-    let all = overridden.chain([list_items(argv, SERVERS)]);
+    let all = overridden.chain([list_items(argv, SERVERS_FLAG)]);
     all.filter(|urls| !urls.is_empty()).collect()
 }
 
-/// The etcd for all resources.
+/// The URLs of the etcd for all resources, from `--etcd-servers`.
 pub fn main_servers(argv: &[OsString]) -> Urls {
-    list_items(argv, SERVERS)
+    list_items(argv, SERVERS_FLAG)
 }
 
-/// Replaces the URLs of each etcd that is in `instead`.
+/// Replaces the URLs of each etcd in a kube-apiserver's arguments, if `instead` has other URLs for
+/// that etcd.
 pub fn replace_urls(argv: &mut Vec<OsString>, instead: &BTreeMap<Urls, Urls>) {
-    if let Some(others) = instead.get(&list_items(argv, SERVERS)) {
-        args::set_flag(argv, SERVERS, others.join(",").as_ref());
+    if let Some(others) = instead.get(&list_items(argv, SERVERS_FLAG)) {
+        args::set_flag(argv, SERVERS_FLAG, others.join(",").as_ref());
     }
-    let before = list_items(argv, OVERRIDES);
+    let before = list_items(argv, OVERRIDES_FLAG);
     let replaced = |item: &String| {
         let (resource, servers) = item.split_once('#')?;
         Some(format!(
@@ -44,11 +46,12 @@ pub fn replace_urls(argv: &mut Vec<OsString>, instead: &BTreeMap<Urls, Urls>) {
         .map(|item| replaced(item).unwrap_or_else(|| item.clone()))
         .collect();
     if after != before {
-        args::set_flag(argv, OVERRIDES, after.join(",").as_ref());
+        args::set_flag(argv, OVERRIDES_FLAG, after.join(",").as_ref());
     }
 }
 
-/// The items of a list flag: each occurrence adds items.
+/// The items of a flag that takes a list. A flag that occurs twice has the items of both
+/// occurrences.
 fn list_items(argv: &[OsString], flag: &str) -> Vec<String> {
     args::flag_values(argv, flag)
         .flat_map(|value| split_list(&value.to_string_lossy(), ','))

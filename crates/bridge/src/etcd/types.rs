@@ -5,7 +5,7 @@
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A member of an etcd.
+/// A member of an etcd, as a member list describes it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Member {
     pub id: u64,
@@ -61,7 +61,7 @@ impl MemberList {
     }
 }
 
-/// The state of a member.
+/// A member's own report of its state.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Status {
     pub cluster: u64,
@@ -100,7 +100,7 @@ impl Status {
     }
 }
 
-/// Observation of an etcd.
+/// The members of an etcd and what each of them answered, at about one time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sample {
     /// Members known to this node's member.
@@ -117,7 +117,7 @@ pub struct Sample {
     pub answers: BTreeMap<u64, Result<Answer, String>>,
 }
 
-/// A member's answer, and its URL.
+/// A member's report of its state, and the URL that answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     pub url: String,

@@ -51,13 +51,15 @@ struct Given {
     /// Seconds from a restore until the node's kube-apiserver is ready; the inner `None` for never.
     /// The outer `None` if the restore fails.
     restored: Option<Option<u32>>,
+    /// Length of a restore in seconds.
+    restoring: u32,
     /// Second in which the operator ends the bridge, and true for an end at once.
     end: Option<(u32, bool)>,
     /// True if new connections cannot be steered.
     unsteerable: bool,
 }
 
-fn fate() -> impl Strategy<Value = Fate> {
+fn any_fate() -> impl Strategy<Value = Fate> {
     prop_oneof![
         4 => (0..60u32).prop_map(Fate::Restarts),
         1 => Just(Fate::Stays),
@@ -67,23 +69,24 @@ fn fate() -> impl Strategy<Value = Fate> {
 }
 
 prop_compose! {
-    fn given()(
+    fn any_given()(
         start in prop::option::weighted(0.95, 0..60u32),
         deaths in prop::collection::vec(0..400u32, 0..4),
         slow in prop::option::of((0..300u32, 1..30u32)),
         unstartable in prop::option::weighted(0.2, 0..300u32),
-        own in fate(),
+        own in any_fate(),
         named in prop::option::weighted(0.9, 0..30u32),
         prepares in (0..20u32, prop::bool::weighted(0.9)),
         (asks, command, stops) in (0..5u32, 1..40u32, 0..40u32),
         succeeds in prop::bool::weighted(0.8),
         on_failure in prop_oneof![Just(OnFailure::Stay), Just(OnFailure::Restore), Just(OnFailure::End)],
         restored in prop::option::weighted(0.8, prop::option::weighted(0.8, 0..60u32)),
+        restoring in 0..10u32,
         end in prop::option::weighted(0.3, (0..300u32, any::<bool>())),
     ) -> Given {
         let stops = stops.min(command);
         Given {
-            start, deaths, slow, unstartable, named, prepares, own, asks, command, stops, succeeds, on_failure, restored, end,
+            start, deaths, slow, unstartable, named, prepares, own, asks, command, stops, succeeds, on_failure, restored, restoring, end,
             unsteerable: false,
         }
     }
@@ -91,6 +94,9 @@ prop_compose! {
 
 /// The node's kube-apiserver from before the bridge.
 const FIRST: u64 = 1;
+
+/// Number of seconds without a reachable instance after which the bridge refuses clients.
+const HOLD: u32 = 12;
 
 /// A process, and the seconds until it is ready.
 type Instance = Option<(u64, u32)>;
@@ -104,9 +110,15 @@ struct World {
     temporary: Instance,
     own: Instance,
     ends: u32,
+    /// Second in which the temporary instance was started last.
+    started: Option<u32>,
     steering: bool,
+    /// Number of seconds for which the bridge has reached no instance.
+    unreachable: u32,
     /// True if the node's etcd serves.
     etcd: bool,
+    /// Number of seconds for which the node's etcd has served.
+    etcd_served: u32,
     drained: bool,
     /// Seconds for which the node's kube-apiserver has been ready.
     own_ready: u32,
@@ -122,6 +134,9 @@ struct World {
     /// Seconds in which COMMAND was requested, and in which COMMAND began.
     asked: Option<u32>,
     command: Option<u32>,
+    /// Second in which the restore under way began.
+    restoring: Option<u32>,
+    /// The process that COMMAND or a restore is to replace.
     before: Option<u64>,
     acts: Vec<Action>,
 }
@@ -136,8 +151,11 @@ impl World {
             temporary: None,
             own: Some((FIRST, 0)),
             ends: 0,
+            started: None,
             steering: false,
+            unreachable: HOLD,
             etcd: true,
+            etcd_served: 1000,
             drained: false,
             own_ready: 1000,
             dark: 0,
@@ -147,14 +165,19 @@ impl World {
             prepares: None,
             asked: None,
             command: None,
+            restoring: None,
             before: None,
             acts: Vec::new(),
         }
     }
 
-    fn process(&mut self, ready_in: u32) -> Instance {
+    fn new_process(&mut self, ready_in: u32) -> Instance {
         self.processes += 1;
         Some((self.processes, ready_in))
+    }
+
+    fn start_own(&mut self, ready_in: u32) {
+        (self.own, self.own_ready) = (self.new_process(ready_in), 0);
     }
 
     /// True if the temporary instance serves, whatever its probe answers.
@@ -162,7 +185,23 @@ impl World {
         matches!(self.temporary, Some((_, 0)))
     }
 
-    fn seen(&self) -> BridgeObservation {
+    fn own_process(&self) -> Option<u64> {
+        self.own.map(|(process, _)| process)
+    }
+
+    /// True if the bridge's shim reaches an instance.
+    fn reaches_an_instance(&self) -> bool {
+        let is_preferred =
+            |(process, left)| left == 0 && self.machine.preferred_process() == Some(process);
+        self.temporary_serves() || self.own.is_some_and(is_preferred)
+    }
+
+    /// True if the bridge accepts clients.
+    fn accepts_clients(&self) -> bool {
+        self.reaches_an_instance() || self.unreachable < HOLD
+    }
+
+    fn observation(&self) -> BridgeObservation {
         let slow = self
             .given
             .slow
@@ -174,25 +213,26 @@ impl World {
                 ends: self.ends,
             },
             own: OwnObservation {
-                process: self.own.map(|(process, _)| process),
+                process: self.own_process(),
                 ready: matches!(self.own, Some((_, 0))),
             },
+            listens: self.accepts_clients(),
             steering: self.steering,
-            named: self.named(),
-            prepared: self.prepared() == Some(true),
+            named: self.is_named_in_service(),
+            prepared: self.command_is_allowed() == Some(true),
             etcd: self.etcd,
             drained: self.drained,
         }
     }
 
-    fn named(&self) -> bool {
+    fn is_named_in_service(&self) -> bool {
         self.steered
             .zip(self.given.named)
             .is_some_and(|(steered, after)| self.now >= steered + after)
     }
 
     /// True if COMMAND may begin. `None` until that is known.
-    fn prepared(&self) -> Option<bool> {
+    fn command_is_allowed(&self) -> Option<bool> {
         let (takes, may) = self.given.prepares;
         self.prepares
             .filter(|begun| self.now >= begun + takes)
@@ -213,20 +253,20 @@ impl World {
                 .is_some_and(|(process, left)| process > 1 && left == 0)
             && self.own_ready > after
         {
-            self.own = self.process(3);
+            self.start_own(3);
         }
         if let Some(begun) = self.command {
             let runs = self.now - begun;
             if runs == self.given.stops {
-                self.own = match self.given.own {
-                    Fate::Stays => self.own,
-                    Fate::Restarts(after) => self.process(after),
-                    Fate::NeverReady => self.process(u32::MAX),
-                    Fate::Crashes(_) => self.process(1),
-                };
+                match self.given.own {
+                    Fate::Stays => {}
+                    Fate::Restarts(after) => self.start_own(after),
+                    Fate::NeverReady => self.start_own(u32::MAX),
+                    Fate::Crashes(_) => self.start_own(1),
+                }
             }
             if runs == self.given.command {
-                self.machine.command_ended(if self.given.succeeds {
+                self.machine.record_command_end(if self.given.succeeds {
                     Ok(true)
                 } else {
                     Err("exit status 1".into())
@@ -238,20 +278,56 @@ impl World {
         } else {
             0
         };
+        self.etcd_served = if self.etcd { self.etcd_served + 1 } else { 0 };
+        self.unreachable = if self.reaches_an_instance() {
+            0
+        } else {
+            self.unreachable + 1
+        };
+        if self.steering && !self.accepts_clients() {
+            self.stop_steering();
+        }
         if let Some((at, at_once)) = self.given.end
             && at == self.now
         {
-            let _ = self.machine.end(at_once);
+            let _ = self.machine.request_end(at_once);
+        }
+    }
+
+    fn stop_steering(&mut self) {
+        if self.steering {
+            (self.steering, self.unsteered) = (false, Some(self.now));
+        }
+    }
+
+    /// Ends the restore under way. The kubelet restarts kube-apiserver, unless it has done so since
+    /// the restore began, or kube-apiserver has never exited: the kubelet sees the old manifest
+    /// again.
+    fn end_restore(&mut self) {
+        self.restoring = None;
+        let Some(ready) = self.given.restored else {
+            return self.machine.record_restore(Err("disk full".into()));
+        };
+        self.machine.record_restore(Ok(true));
+        self.given.own = ready.map_or(Fate::NeverReady, Fate::Restarts);
+        if self.own.is_none() || self.own_process() == self.before {
+            self.start_own(ready.unwrap_or(u32::MAX));
         }
     }
 
     /// Carries out actions until the machine waits, and asserts that they are allowed.
-    fn act(&mut self) -> Option<BridgeOutcome> {
+    fn carry_out_actions(&mut self) -> Option<BridgeOutcome> {
         loop {
-            if self.prepared() == Some(false) {
-                self.machine.refuse("too few");
+            if self.command_is_allowed() == Some(false) {
+                self.machine.refuse_command("too few", self.own_process());
             }
-            let (seen, action) = (self.seen(), self.next());
+            if self
+                .restoring
+                .is_some_and(|begun| self.now >= begun + self.given.restoring)
+            {
+                self.end_restore();
+            }
+            let (seen, action) = (self.observation(), self.next());
             if !matches!(action, Action::Wait | Action::Prepare | Action::Drain) {
                 self.acts.push(action.clone());
                 assert!(
@@ -261,29 +337,37 @@ impl World {
                 );
             }
             match action {
-                Action::Wait if self.asks() => {}
+                Action::Wait if self.request_command_when_due() => {}
                 Action::Wait => break,
                 Action::Prepare if self.prepares.is_none() => self.prepares = Some(self.now),
                 Action::Prepare => break,
                 Action::Entered => {}
                 Action::Start => {
                     assert!(self.temporary.is_none(), "it runs already");
-                    if self.given.unstartable.is_some_and(|from| self.now >= from) {
+                    let is_early = self.started == Some(self.now);
+                    let fails = self.given.unstartable.is_some_and(|from| self.now >= from);
+                    if is_early || fails {
                         // The next try is a second later.
-                        self.ends += 1;
-                        if self.asks() {
+                        self.ends += u32::from(!is_early);
+                        self.started = Some(self.now);
+                        if self.request_command_when_due() {
                             continue;
                         }
                         break;
                     }
-                    self.temporary = self.process(self.given.start.unwrap_or(u32::MAX));
+                    self.started = Some(self.now);
+                    self.temporary = self.new_process(self.given.start.unwrap_or(u32::MAX));
                 }
                 Action::Steer if self.given.unsteerable => {
-                    self.machine.cannot_steer("no descriptor");
+                    self.machine.record_steering_failure("no descriptor");
                     break;
                 }
                 Action::Steer => {
-                    assert!(seen.temporary.ready && !seen.steering, "{seen:?}");
+                    let holds = seen.listens && seen.own == OwnObservation::default();
+                    assert!(
+                        (seen.temporary.ready || holds) && !seen.steering,
+                        "{seen:?}"
+                    );
                     self.steering = true;
                     self.steered.get_or_insert(self.now);
                     (self.resteered, self.unsteered) = (self.now, None);
@@ -297,8 +381,7 @@ impl World {
                         "{seen:?} {}",
                         self.own_ready
                     );
-                    self.steering = false;
-                    self.unsteered = Some(self.now);
+                    self.stop_steering();
                 }
                 Action::Drain => {
                     assert!(!self.steering, "clients are sent to an instance that ends");
@@ -310,26 +393,16 @@ impl World {
                     (self.temporary, self.drained) = (None, true);
                 }
                 Action::Restore => {
-                    assert!(!self.machine.is_commanding(), "COMMAND may write it");
-                    match self.given.restored {
-                        None => self.machine.record_restore(Err("disk full".into())),
-                        Some(ready) => {
-                            self.machine.record_restore(Ok(true));
-                            // A process that never exited is not restarted: the kubelet sees the
-                            // old manifest again.
-                            if self.given.own != Fate::Stays {
-                                self.given.own = ready.map_or(Fate::NeverReady, Fate::Restarts);
-                                self.own = self.process(ready.unwrap_or(u32::MAX));
-                            }
-                        }
-                    }
+                    assert!(!self.machine.is_command_running(), "COMMAND may write it");
+                    self.restoring = Some(self.now);
+                    self.before = self.own_process().filter(|process| *process != FIRST);
                 }
                 Action::Finish(outcome) => return Some(outcome),
             }
         }
-        if self.machine.is_commanding() && self.command.is_none() {
+        if self.machine.is_command_running() && self.command.is_none() {
             let steered = self.steered.unwrap();
-            let seen = self.seen();
+            let seen = self.observation();
             assert!(
                 seen.temporary.ready && seen.steering,
                 "no other serves while one is stopped, at {}",
@@ -339,19 +412,19 @@ impl World {
                 self.now >= self.resteered + 5,
                 "handshakes that began before are cut"
             );
-            assert_eq!(self.prepared(), Some(true));
+            assert_eq!(self.command_is_allowed(), Some(true));
             assert!(
-                self.named() || self.now >= steered + 15,
+                self.is_named_in_service() || self.now >= steered + 15,
                 "the Service may be empty"
             );
             self.command = Some(self.now);
-            self.before = self.own.map(|(process, _)| process);
+            self.before = self.own_process();
         }
         None
     }
 
     /// Requests COMMAND, once.
-    fn asks(&mut self) -> bool {
+    fn request_command_when_due(&mut self) -> bool {
         if self.machine.step() != Step::Hold
             || self.command.is_some()
             || self.machine.trouble().is_some()
@@ -359,39 +432,39 @@ impl World {
             return false;
         }
         let asks = self.now >= *self.asked.get_or_insert(self.now + self.given.asks);
-        asks && self.machine.command_begins().is_ok()
+        asks && self.machine.request_command().is_ok()
     }
 
     /// True if steered connections go to the node's kube-apiserver, which is ready.
-    fn is_on_own(&self) -> bool {
+    fn clients_reach_own_apiserver(&self) -> bool {
         self.steering
             && self.own.is_some_and(|(process, left)| {
-                left == 0 && self.machine.preferred() == Some(process)
+                left == 0 && self.machine.preferred_process() == Some(process)
             })
     }
 
     /// After the first steering, clients must always reach a ready instance, except for the time
     /// until a change is noticed. Of two ready instances, they must reach the one that COMMAND has
     /// started.
-    fn check(&mut self) {
+    fn assert_rules(&mut self) {
         let reported = self.machine.outcome != BridgeOutcome::Done;
         let own = matches!(self.own, Some((_, 0)));
         let is_first = self.own.is_some_and(|(process, _)| process == FIRST);
         // A restart of the node's kube-apiserver during the overlap is not COMMAND's.
         let is_old = self.steering && own && !is_first && self.machine.step() != Step::Overlap;
         assert!(
-            !is_old || self.is_on_own(),
+            !is_old || self.clients_reach_own_apiserver(),
             "the old version answers at {}",
             self.now
         );
         let may_be_stopped = self.machine.step() == Step::Hold;
         assert!(
-            !(may_be_stopped && is_first && self.is_on_own()),
+            !(may_be_stopped && is_first && self.clients_reach_own_apiserver()),
             "COMMAND may stop the server, at {}",
             self.now
         );
         let served = if self.steering {
-            self.is_on_own() || self.temporary_serves()
+            self.clients_reach_own_apiserver() || self.temporary_serves()
         } else {
             own
         };
@@ -412,32 +485,72 @@ impl World {
             self.now,
             self.given
         );
+        self.assert_holds_clients();
+        self.assert_steps_go_on();
     }
 
-    fn run(&mut self, until: u32) -> Option<BridgeOutcome> {
+    /// The bridge holds clients that would be refused.
+    fn assert_holds_clients(&self) {
+        let step = self.machine.step();
+        let keeps = matches!(
+            step,
+            Step::Overlap | Step::Hold | Step::AwaitOwn | Step::Restore
+        );
+        let holds = self.accepts_clients() && !self.given.unsteerable;
+        assert!(
+            !(keeps && holds) || self.steering || self.own.is_some(),
+            "clients are refused in {step} at {}",
+            self.now
+        );
+    }
+
+    /// The steps go on, whether or not the temporary instance can be started and steered to.
+    fn assert_steps_go_on(&self) {
+        let Machine { step, restores, .. } = self.machine;
+        assert!(step != Step::Restore || !restores, "nothing is restored");
+        if step != Step::AwaitOwn {
+            return;
+        }
+        let since = self.machine.since.unwrap_or_default().as_secs();
+        let age = u64::from(self.now) - since;
+        // A process that gets ready in the last moment has to settle, and etcd may be slow then.
+        assert!(age <= 120 + 20 + 3, "it waits for {age} s");
+        let served = self.own_ready.min(self.etcd_served);
+        let is_back = served > 20 && self.own_process() != self.before;
+        assert!(
+            !(is_back && age > 20),
+            "the new process is ready, at {}",
+            self.now
+        );
+    }
+
+    fn run_until(&mut self, until: u32) -> Option<BridgeOutcome> {
         while self.now < until {
-            if let Some(outcome) = self.act() {
+            if let Some(outcome) = self.carry_out_actions() {
                 return Some(outcome);
             }
-            self.check();
+            self.assert_rules();
             self.tick();
         }
         None
     }
 
-    fn comes_to_its_end(&mut self) {
-        assert_eq!(self.run(3000), Some(BridgeOutcome::Done));
+    fn assert_ends_well(&mut self) {
+        assert_eq!(self.run_until(3000), Some(BridgeOutcome::Done));
     }
 
     /// Asserts that clients stay on the bridge, whether or not COMMAND has ended, and returns the
     /// reason.
-    fn stays(&mut self) -> &str {
-        assert_eq!((self.run(2000), self.machine.step()), (None, Step::Hold));
+    fn assert_stays_in_hold(&mut self) -> &str {
+        assert_eq!(
+            (self.run_until(2000), self.machine.step()),
+            (None, Step::Hold)
+        );
         self.machine.trouble().unwrap()
     }
 
     fn next(&mut self) -> Action {
-        let seen = self.seen();
+        let seen = self.observation();
         self.machine
             .next(&seen, Duration::from_secs(self.now.into()))
     }
@@ -446,14 +559,14 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(berth_testing::case_count(2000)))]
 
-    /// `World::act` and `World::check` have the rules; the test checks the outcome.
+    /// `World::carry_out_actions` and `World::assert_rules` have the rules; the test checks the outcome.
     #[test]
-    fn clients_are_served_and_the_bridge_ends_well(given in given()) {
+    fn clients_are_served_and_the_bridge_ends_well(given in any_given()) {
         let mut world = World::new(given.clone());
-        match world.run(3000) {
+        match world.run_until(3000) {
             Some(BridgeOutcome::Done) => {
                 prop_assert!(matches!(world.own, Some((_, 0))), "the node's own serves");
-                let restarted = world.own.map(|(process, _)| process) != world.before;
+                let restarted = world.own_process() != world.before;
                 prop_assert!(restarted || given.end.is_some() || !given.succeeds, "COMMAND's work is not waited for");
             }
             Some(BridgeOutcome::Restored(why)) => {
@@ -473,9 +586,9 @@ proptest! {
                 prop_assert!(world.machine.trouble().is_some());
                 // The operator fixes the node, and ends the bridge.
                 world.given.own = Fate::Restarts(0);
-                world.own = world.process(0);
-                world.machine.end(false).unwrap();
-                let outcome = world.run(4000);
+                world.start_own(0);
+                world.machine.request_end(false).unwrap();
+                let outcome = world.run_until(4000);
                 prop_assert!(outcome == Some(BridgeOutcome::Done) || restored && matches!(outcome, Some(BridgeOutcome::Restored(_))));
             }
         }
@@ -499,6 +612,7 @@ fn calm_given(own: Fate) -> Given {
         succeeds: true,
         on_failure: OnFailure::Stay,
         restored: None,
+        restoring: 0,
         end: None,
         unsteerable: false,
     }
@@ -507,14 +621,14 @@ fn calm_given(own: Fate) -> Given {
 /// A world after so many seconds.
 fn world_at(second: u32, given: Given) -> World {
     let mut world = World::new(given);
-    world.run(second);
+    world.run_until(second);
     world
 }
 
 #[test]
 fn a_restart_goes_through_every_step() {
     let mut world = World::new(calm_given(Fate::Restarts(30)));
-    world.comes_to_its_end();
+    world.assert_ends_well();
     // 10 to be ready, 20 settled; 5 of overlap; 10 of COMMAND; 25 more to be ready, 20 settled; 5
     // of overlap.
     assert_eq!(
@@ -547,18 +661,20 @@ fn a_restarted_kube_apiserver_serves_while_ready_and_the_temporary_instance_othe
             ..calm_given(Fate::Restarts(10))
         },
     );
-    assert!(world.steering && !world.is_on_own());
+    assert!(world.steering && !world.clients_reach_own_apiserver());
     for again in [50, 100, 150] {
-        world.run(again + 1);
-        assert!(world.machine.is_commanding() && world.is_on_own());
+        world.run_until(again + 1);
+        assert!(world.machine.is_command_running() && world.clients_reach_own_apiserver());
         world.own = None;
-        world.run(again + 10);
-        assert!(world.steering && world.machine.preferred().is_none());
-        world.own = world.process(5);
-        world.run(again + 14);
-        assert!(world.machine.preferred().is_some() && !world.is_on_own());
+        world.run_until(again + 10);
+        assert!(world.steering && world.machine.preferred_process().is_none());
+        world.start_own(5);
+        world.run_until(again + 14);
+        assert!(
+            world.machine.preferred_process().is_some() && !world.clients_reach_own_apiserver()
+        );
     }
-    world.comes_to_its_end();
+    world.assert_ends_well();
     assert_eq!(
         world
             .acts
@@ -574,13 +690,17 @@ fn a_restarted_kube_apiserver_serves_while_ready_and_the_temporary_instance_othe
 #[test]
 fn a_kube_apiserver_that_may_be_restarted_serves_after_it_has_settled() {
     let mut world = world_at(60, calm_given(Fate::Stays));
-    assert!(world.machine.step() == Step::AwaitOwn && world.steering && !world.is_on_own());
+    assert!(
+        world.machine.step() == Step::AwaitOwn
+            && world.steering
+            && !world.clients_reach_own_apiserver()
+    );
     world.own = None;
-    world.run(65);
-    world.own = world.process(0);
-    world.run(67);
-    assert!(world.is_on_own());
-    world.comes_to_its_end();
+    world.run_until(65);
+    world.start_own(0);
+    world.run_until(67);
+    assert!(world.clients_reach_own_apiserver());
+    world.assert_ends_well();
 }
 
 #[test]
@@ -592,11 +712,13 @@ fn a_kube_apiserver_from_before_serves_after_the_operator_ends_the_bridge() {
             ..calm_given(Fate::Stays)
         },
     );
-    assert!(world.machine.trouble().is_some() && world.steering && !world.is_on_own());
-    world.machine.end(false).unwrap();
-    world.run(62);
-    assert!(world.is_on_own());
-    world.comes_to_its_end();
+    assert!(
+        world.machine.trouble().is_some() && world.steering && !world.clients_reach_own_apiserver()
+    );
+    world.machine.request_end(false).unwrap();
+    world.run_until(62);
+    assert!(world.clients_reach_own_apiserver());
+    world.assert_ends_well();
 }
 
 #[test]
@@ -637,7 +759,7 @@ fn command_waits_for_its_conditions() {
         ),
     ] {
         let mut world = World::new(given);
-        world.comes_to_its_end();
+        world.assert_ends_well();
         assert_eq!((world.steered, world.command), (Some(30), Some(begins)));
     }
 }
@@ -700,7 +822,7 @@ fn a_failure_before_command_changes_nothing() {
         ),
     ] {
         let mut world = World::new(given);
-        let Some(BridgeOutcome::NotBegun(reason)) = world.run(1000) else {
+        let Some(BridgeOutcome::NotBegun(reason)) = world.run_until(1000) else {
             panic!("it has begun")
         };
         assert!(reason.contains(why), "{reason}");
@@ -716,7 +838,7 @@ fn a_failure_before_command_changes_nothing() {
 #[test]
 fn handshakes_have_their_time_from_when_steering_begins_or_ends() {
     let mut world = world_at(30, calm_given(Fate::Restarts(0)));
-    let ready = world.seen();
+    let ready = world.observation();
     let slow = BridgeObservation {
         temporary: TemporaryObservation {
             ready: false,
@@ -729,7 +851,7 @@ fn handshakes_have_their_time_from_when_steering_begins_or_ends() {
     assert_eq!(world.machine.next(&slow, seconds(30)), Action::Wait);
     assert_eq!(world.machine.next(&ready, seconds(32)), Action::Steer);
     (world.steering, world.steered, world.now) = (true, Some(32), 32);
-    world.comes_to_its_end();
+    world.assert_ends_well();
     assert_eq!((world.steered, world.command), (Some(32), Some(37)));
     let mut world = world_at(32, calm_given(Fate::Restarts(0)));
     assert_eq!(
@@ -738,8 +860,11 @@ fn handshakes_have_their_time_from_when_steering_begins_or_ends() {
     );
     (world.steering, world.unsteered) = (false, Some(32));
     assert_eq!(world.next(), Action::Steer);
-    world.machine.cannot_steer("no descriptor");
-    assert!(matches!(world.run(3000), Some(BridgeOutcome::NotBegun(_))));
+    world.machine.record_steering_failure("no descriptor");
+    assert!(matches!(
+        world.run_until(3000),
+        Some(BridgeOutcome::NotBegun(_))
+    ));
     assert_eq!(world.now, 37);
 }
 
@@ -747,8 +872,11 @@ fn handshakes_have_their_time_from_when_steering_begins_or_ends() {
 fn a_bridge_is_refused_until_command_runs() {
     let refused = |second| {
         let mut world = world_at(second, calm_given(Fate::Restarts(0)));
-        world.machine.refuse("another node has the lock");
-        (world.run(3000), world.steered)
+        let own = world.own_process();
+        world
+            .machine
+            .refuse_command("another node has the lock", own);
+        (world.run_until(3000), world.steered)
     };
     assert_eq!(
         refused(5),
@@ -774,21 +902,21 @@ fn a_command_after_a_failed_end_waits_like_any_other() {
             },
         );
         assert_eq!(
-            (world.machine.step(), world.machine.end(false)),
+            (world.machine.step(), world.machine.request_end(false)),
             (Step::Overlap, Ok(()))
         );
-        world.own = world.process(u32::MAX);
-        assert!(world.stays().contains("does not stay ready"));
-        world.machine.command_begins().unwrap();
+        world.start_own(u32::MAX);
+        world.assert_stays_in_hold();
+        world.machine.request_command().unwrap();
         world
     };
     let mut world = early((7, true));
     let asked = world.now;
-    world.run(asked + 10);
+    world.run_until(asked + 10);
     assert_eq!(world.command, Some(asked + 7));
     let mut world = early((7, false));
     assert_eq!(
-        (world.run(asked + 10), world.machine.trouble()),
+        (world.run_until(asked + 10), world.machine.trouble()),
         (None, Some("too few"))
     );
     assert!(world.steering && world.command.is_none() && world.machine.step() == Step::Hold);
@@ -801,22 +929,33 @@ fn a_command_after_a_failed_end_waits_like_any_other() {
         },
     );
     assert_eq!(
-        (world.machine.end(false), world.machine.restore()),
+        (
+            world.machine.request_end(false),
+            world.machine.request_restore()
+        ),
         (Ok(()), Ok(()))
     );
-    assert_eq!((world.act(), world.machine.step()), (None, Step::Hold));
-    world.machine.command_begins().unwrap();
-    world.run(50);
+    assert_eq!(
+        (world.carry_out_actions(), world.machine.step()),
+        (None, Step::Hold)
+    );
+    world.machine.request_command().unwrap();
+    world.run_until(50);
     assert_eq!(world.command, Some(45));
 }
 
 #[test]
 fn a_command_that_restarts_nothing_is_reported() {
     let mut world = World::new(calm_given(Fate::Stays));
-    assert!(world.stays().contains("nothing has restarted it") && world.steering);
+    assert!(
+        world
+            .assert_stays_in_hold()
+            .contains("nothing has restarted it")
+            && world.steering
+    );
     // The operator accepts any process.
-    world.machine.end(false).unwrap();
-    world.comes_to_its_end();
+    world.machine.request_end(false).unwrap();
+    world.assert_ends_well();
 }
 
 #[test]
@@ -828,9 +967,9 @@ fn a_caller_that_goes_away_before_command_leaves_no_bridge() {
             ..calm_given(Fate::Stays)
         },
     );
-    assert!(!world.machine.is_commanding() && world.machine.step() == Step::Hold);
-    world.machine.command_abandoned("it went away");
-    world.comes_to_its_end();
+    assert!(!world.machine.is_command_running() && world.machine.step() == Step::Hold);
+    world.machine.record_abandoned_command("it went away");
+    world.assert_ends_well();
     assert_eq!(world.command, None);
 }
 
@@ -840,12 +979,12 @@ fn steering_that_fails_while_clients_depend_on_it_is_reported_until_it_works() {
     let mut world = world_at(42, calm_given(Fate::Restarts(60)));
     world.steering = false;
     assert_eq!(world.next(), Action::Steer);
-    world.machine.cannot_steer("no descriptor");
+    world.machine.record_steering_failure("no descriptor");
     assert_eq!(
         (world.machine.step(), world.machine.steering_error()),
         (Step::Hold, Some("no descriptor"))
     );
-    world.run(43);
+    world.run_until(43);
     assert_eq!(
         (world.steering, world.machine.steering_error()),
         (true, None)
@@ -858,9 +997,9 @@ fn steering_that_fails_while_clients_depend_on_it_is_reported_until_it_works() {
             ..calm_given(Fate::Stays)
         },
     );
-    world.machine.cannot_steer("no descriptor");
+    world.machine.record_steering_failure("no descriptor");
     assert_eq!(
-        world.run(3000),
+        world.run_until(3000),
         Some(BridgeOutcome::NotBegun(
             "cannot steer: no descriptor".into()
         ))
@@ -879,12 +1018,12 @@ fn a_kube_apiserver_that_does_not_get_ready_is_reported_while_command_runs() {
             ..calm_given(Fate::NeverReady)
         },
     );
-    assert!(!world.machine.own_is_late());
-    world.run(102);
-    assert!(world.machine.is_commanding() && world.machine.own_is_late());
-    world.own = world.process(0);
-    world.run(103);
-    assert!(!world.machine.own_is_late());
+    assert!(!world.machine.own_apiserver_is_late());
+    world.run_until(102);
+    assert!(world.machine.is_command_running() && world.machine.own_apiserver_is_late());
+    world.start_own(0);
+    world.run_until(103);
+    assert!(!world.machine.own_apiserver_is_late());
 }
 
 #[test]
@@ -902,7 +1041,7 @@ fn clients_of_a_temporary_instance_that_exits_go_to_the_nodes_at_once() {
         !world.steering && world.temporary.is_some(),
         "the own one serves, and another is started"
     );
-    world.comes_to_its_end();
+    world.assert_ends_well();
     // If the node's kube-apiserver does not serve either, clients wait at the bridge.
     let mut world = world_at(
         46,
@@ -912,7 +1051,7 @@ fn clients_of_a_temporary_instance_that_exits_go_to_the_nodes_at_once() {
         },
     );
     assert!(world.steering && world.own.is_some_and(|(_, left)| left > 0));
-    world.comes_to_its_end();
+    world.assert_ends_well();
 }
 
 #[test]
@@ -924,25 +1063,15 @@ fn a_bridge_with_a_running_command_ends_only_at_once() {
             ..calm_given(Fate::NeverReady)
         },
     );
+    assert!(world.machine.request_command().is_err());
+    assert!(world.machine.request_end(false).is_err());
+    assert!(world.machine.request_restore().is_err());
+    assert_eq!(world.machine.step(), Step::Hold);
+    world.machine.request_end(true).unwrap();
+    assert_eq!(world.machine.step(), Step::Linger);
+    let outcome = world.run_until(3000);
     assert!(
-        world
-            .machine
-            .command_begins()
-            .unwrap_err()
-            .contains("another COMMAND")
-    );
-    assert!(world.machine.end(false).unwrap_err().contains("--now"));
-    assert!(
-        world
-            .machine
-            .restore()
-            .unwrap_err()
-            .contains("COMMAND runs")
-    );
-    world.machine.end(true).unwrap();
-    let outcome = world.run(3000);
-    assert!(
-        matches!(&outcome, Some(BridgeOutcome::Abandoned(why)) if why.contains("at once")),
+        matches!(outcome, Some(BridgeOutcome::Abandoned(_))),
         "{outcome:?}"
     );
 }
@@ -956,8 +1085,8 @@ fn a_temporary_instance_that_cannot_be_restarted_does_not_keep_the_bridge_from_e
             ..calm_given(own)
         })
     };
-    world(Fate::Restarts(30)).comes_to_its_end();
-    world(Fate::NeverReady).stays();
+    world(Fate::Restarts(30)).assert_ends_well();
+    world(Fate::NeverReady).assert_stays_in_hold();
 }
 
 #[test]
@@ -971,10 +1100,10 @@ fn a_caller_that_vanishes_leaves_clients_on_the_bridge() {
                 ..calm_given(Fate::NeverReady)
             },
         );
-        world.machine.command_abandoned("it went away");
-        assert_eq!(world.stays(), "it went away");
+        world.machine.record_abandoned_command("it went away");
+        assert_eq!(world.assert_stays_in_hold(), "it went away");
         // Reported trouble is gone at the end.
-        world.machine.end(true).unwrap();
+        world.machine.request_end(true).unwrap();
         assert_eq!(
             (world.machine.step(), world.machine.trouble()),
             (Step::Linger, None)
@@ -989,12 +1118,14 @@ fn files_are_restored_once() {
         restored,
         ..calm_given(Fate::NeverReady)
     };
-    let Some(BridgeOutcome::Restored(why)) = World::new(given(Some(Some(10)))).run(2000) else {
+    let Some(BridgeOutcome::Restored(why)) = World::new(given(Some(Some(10)))).run_until(2000)
+    else {
         panic!("it is not")
     };
     assert!(why.contains("does not stay ready"), "{why}");
     let mut world = World::new(given(Some(None)));
-    assert!(world.stays().contains("does not stay ready") && world.steering);
+    world.assert_stays_in_hold();
+    assert!(world.steering);
     assert_eq!(
         world
             .acts
@@ -1005,7 +1136,7 @@ fn files_are_restored_once() {
     );
     assert!(
         World::new(given(None))
-            .stays()
+            .assert_stays_in_hold()
             .ends_with("restoring the files failed: disk full")
     );
 }
@@ -1020,7 +1151,7 @@ fn a_kube_apiserver_from_before_needs_no_restart_after_a_restore() {
             ..calm_given(Fate::Stays)
         };
         let mut world = World::new(given);
-        let outcome = world.run(2000);
+        let outcome = world.run_until(2000);
         assert!(
             matches!(outcome, Some(BridgeOutcome::Restored(_))),
             "{outcome:?} {:?}",
@@ -1042,27 +1173,32 @@ fn the_operator_restores_files() {
     // A ready, new kube-apiserver that the operator does not want is not waited for.
     let mut world = world_at(50, calm_given(Fate::Restarts(0)));
     assert_eq!(
-        (world.machine.step(), world.machine.restore()),
+        (world.machine.step(), world.machine.request_restore()),
         (Step::AwaitOwn, Ok(()))
     );
     assert_eq!(
         (world.machine.step(), world.machine.trouble()),
-        (Step::Restore, Some("the operator wanted it"))
+        (Step::Restore, Some("the operator requested a restore"))
     );
+    assert_eq!(world.next(), Action::Restore);
+    world.before = world.own_process();
     world.machine.record_restore(Ok(true));
-    world.run(100);
+    world.run_until(100);
     assert_eq!(world.machine.step(), Step::AwaitOwn);
-    world.own = world.process(1);
-    assert!(matches!(world.run(2000), Some(BridgeOutcome::Restored(_))));
+    world.start_own(1);
+    assert!(matches!(
+        world.run_until(2000),
+        Some(BridgeOutcome::Restored(_))
+    ));
     let mut machine = Machine::new(LIMITS, OnFailure::Stay);
-    assert!(machine.restore().unwrap_err().contains("in the step start"));
+    assert!(machine.request_restore().is_err());
 }
 
 /// A disk may be slow.
 #[test]
 fn clients_are_served_during_a_restore() {
     let mut world = world_at(50, calm_given(Fate::NeverReady));
-    world.machine.restore().unwrap();
+    world.machine.request_restore().unwrap();
     assert_eq!(
         (world.next(), world.next()),
         (Action::Restore, Action::Wait),
@@ -1070,21 +1206,9 @@ fn clients_are_served_during_a_restore() {
     );
     (world.temporary, world.ends) = (None, 1);
     assert_eq!(world.next(), Action::Start);
-    assert!(
-        world
-            .machine
-            .end(false)
-            .unwrap_err()
-            .contains("wait for it")
-    );
-    assert!(
-        world
-            .machine
-            .command_begins()
-            .unwrap_err()
-            .contains("in the step restore")
-    );
-    world.machine.end(true).unwrap();
+    assert!(world.machine.request_end(false).is_err());
+    assert!(world.machine.request_command().is_err());
+    world.machine.request_end(true).unwrap();
     world.machine.record_restore(Ok(true));
     let ends = (world.machine.step(), world.machine.trouble());
     assert_eq!(
@@ -1103,14 +1227,14 @@ fn a_command_that_fails_leaves_clients_where_the_operator_said() {
             ..calm_given(Fate::NeverReady)
         })
     };
-    assert_eq!(failed(OnFailure::Stay).stays(), "exit status 1");
-    let Some(BridgeOutcome::Abandoned(why)) = failed(OnFailure::End).run(2000) else {
+    assert_eq!(
+        failed(OnFailure::Stay).assert_stays_in_hold(),
+        "exit status 1"
+    );
+    let Some(BridgeOutcome::Abandoned(why)) = failed(OnFailure::End).run_until(2000) else {
         panic!("it stays")
     };
-    assert!(
-        why.starts_with("exit status 1; ") && why.contains("does not stay ready"),
-        "{why}"
-    );
+    assert!(why.starts_with("exit status 1; "), "{why}");
 }
 
 #[test]
@@ -1124,14 +1248,14 @@ fn a_command_that_nobody_reports_counts_as_running() {
     assert!(!world.machine.command_may_run() && world.machine.step() == Step::Overlap);
     for etcd in [true, false] {
         world.etcd = etcd;
-        world.run(world.now + 20);
+        world.run_until(world.now + 20);
         assert!(world.machine.command_may_run() && world.machine.step() == Step::Hold);
     }
-    world.machine.end(false).unwrap();
+    world.machine.request_end(false).unwrap();
     assert!(!world.machine.command_may_run());
     // Such a command may write the restored files.
     let mut world = world_at(50, unreported());
-    world.machine.restore().unwrap();
+    world.machine.request_restore().unwrap();
     assert!(world.machine.command_may_run());
     // An abandoned command may run until the end, whatever the operator requests.
     let mut world = world_at(
@@ -1141,11 +1265,11 @@ fn a_command_that_nobody_reports_counts_as_running() {
             ..calm_given(Fate::NeverReady)
         },
     );
-    world.machine.command_abandoned("it went away");
-    world.run(70);
+    world.machine.record_abandoned_command("it went away");
+    world.run_until(70);
     assert!(world.machine.command_may_run());
-    world.machine.end(false).unwrap();
-    world.run(80);
+    world.machine.request_end(false).unwrap();
+    world.run_until(80);
     assert!(world.machine.command_may_run() && world.machine.step() == Step::AwaitOwn);
 }
 
@@ -1167,13 +1291,13 @@ fn a_command_that_is_known_to_have_failed_has_ended() {
         (false, 102, true),
     ] {
         world.etcd = etcd;
-        world.run(until);
+        world.run_until(until);
         assert_eq!(world.machine.command_may_run(), may_run, "{until}");
     }
-    // The same holds if the node's kube-apiserver did not come back after COMMAND.
+    // COMMAND has ended, too, if the node's kube-apiserver did not come back after COMMAND.
     let mut world = world_at(40, calm_given(Fate::NeverReady));
     world.etcd = false;
-    world.run(1000);
+    world.run_until(1000);
     assert!(!world.machine.command_may_run() && world.machine.step() == Step::Hold);
 }
 
@@ -1183,21 +1307,25 @@ fn a_command_that_is_known_to_have_failed_has_ended() {
 fn a_node_whose_member_of_etcd_is_down_is_not_back() {
     let mut world = world_at(40, calm_given(Fate::Restarts(10)));
     world.etcd = false;
-    assert!(world.stays().contains("its member does not answer"));
-    world.machine.end(false).unwrap();
-    world.run(2050);
+    assert!(
+        world
+            .assert_stays_in_hold()
+            .contains("the etcd member does not answer")
+    );
+    world.machine.request_end(false).unwrap();
+    world.run_until(2050);
     assert_eq!(world.machine.step(), Step::AwaitOwn);
     world.etcd = true;
-    world.comes_to_its_end();
+    world.assert_ends_well();
     // A slow answer does not count, except in the last moment.
     let mut world = world_at(60, calm_given(Fate::Restarts(10)));
     assert_eq!(world.machine.step(), Step::AwaitOwn);
     for _ in 0..2 {
         world.etcd = false;
-        world.run(world.now + 1);
+        world.run_until(world.now + 1);
         world.etcd = true;
-        world.run(world.now + 2);
+        world.run_until(world.now + 2);
     }
-    world.comes_to_its_end();
+    world.assert_ends_well();
     assert!(world.now < 110, "{}", world.now);
 }

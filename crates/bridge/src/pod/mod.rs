@@ -10,12 +10,13 @@
 //!
 //! Neither the kubelet nor the container runtime manages the container. It is a grandchild of the
 //! bridge, in a separate PID namespace, cgroup and session. Its files are copies in memory, in a
-//! mount namespace of the bridge, which ends with the bridge. Copied are the root file system,
-//! since the image of an ended container may be removed, and the files and directories that the pod
-//! mounts to read, since COMMAND changes them. The mounts of the running container are copied, and
-//! not the whole directory above the manifest: on some nodes (RKE2) that directory holds the
-//! images, too, and on others (minikube) certificates lie elsewhere. Mounts with write access, such
-//! as a log directory, or with sockets, such as a KMS plugin's, are shared with the node.
+//! mount namespace of the bridge, which ends with the bridge. The root file system is copied, since
+//! the image of an ended container may be removed. The files and directories that the pod mounts
+//! without write access are copied, since COMMAND changes them. The mounts of the running container
+//! are copied, and not the whole directory above the manifest: on some nodes (RKE2) that directory
+//! holds the images, too, and on others (minikube) certificates lie elsewhere. Mounts with write
+//! access, such as a log directory, or with sockets, such as a KMS plugin's, are shared with the
+//! node.
 
 pub mod container;
 pub mod runtime;
@@ -41,41 +42,41 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
-use tree::Mounted;
+use tree::MountPoints;
 
 pub const MANIFEST: &str = "/etc/kubernetes/manifests/kube-apiserver.yaml";
 
 /// Largest file or directory to be kept in memory, in bytes. /etc/kubernetes has some 50 KiB, all
 /// certificates of a distribution less than 2 MiB.
-const LARGEST: u64 = 64 << 20;
+const MAX_COPY_SIZE: u64 = 64 << 20;
 
-/// The bridge's file system in memory, in the bridge's directory. `FILES` in it has numbered copies
-/// of the node's files from before.
-const MEMORY: &str = "bridge-memory";
-const FILES: &str = "files";
+/// The bridge's file system in memory, in the bridge's directory. Its directory `FILES_DIRECTORY`
+/// has numbered copies of the node's files from before COMMAND.
+const MEMORY_DIRECTORY: &str = "bridge-memory";
+const FILES_DIRECTORY: &str = "files";
 
-/// The temporary instance's audit directory if the running kube-apiserver's audit log is in no
-/// directory of the node.
-const AUDIT: &str = "/berth-bridge-audit";
+/// The audit log's directory in the temporary instance's container, if the running kube-apiserver's
+/// audit log is in no directory of the node.
+const AUDIT_MOUNT: &str = "/berth-bridge-audit";
 const AUDIT_DIRECTORY: &str = "audit";
 
-/// Limit of the audit log there: rotated at this size in MB, with a single rotated file. The
-/// directory may be in memory.
-const AUDIT_BOUND: [(&str, &str); 2] = [
+/// Flags that limit the audit log if it is written to the bridge's directory, which may be in
+/// memory: the log is rotated at this size in MB, and a single rotated file is kept.
+const AUDIT_LIMITS: [(&str, &str); 2] = [
     ("--audit-log-maxsize", "16"),
     ("--audit-log-maxbackup", "1"),
 ];
 
 /// Flags that name files with keys. Data that is written or signed with a key is read and checked
 /// with the same key.
-const KEYS: [&str; 3] = [
+const KEY_FLAGS: [&str; 3] = [
     ENCRYPTION,
     "--service-account-key-file",
     "--service-account-signing-key-file",
 ];
 
 /// The kubelet's directory for logs of containers.
-const LOGS: &str = "/var/log/pods";
+const POD_LOGS: &str = "/var/log/pods";
 
 /// A running kube-apiserver in a pod.
 #[derive(Debug)]
@@ -84,13 +85,13 @@ pub struct RunningPod {
     runtime: PathBuf,
     manifest: PathBuf,
     files: Vec<CopiedFile>,
-    /// Mounts of the pod that are memory.
+    /// Mounts of the pod that are file systems in memory.
     memory: Vec<PathBuf>,
     /// Size of all copies, in bytes.
     pub bytes: u64,
 }
 
-/// A file or directory that the running kube-apiserver reads, with a copy from before.
+/// A file or directory that the running kube-apiserver reads, with a copy from before COMMAND.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CopiedFile {
     /// Path on the node.
@@ -111,18 +112,18 @@ pub(super) fn find_port(manifest: &Path, report: &mut Report) -> Option<u16> {
     let parsed = fs::read_to_string(manifest).map_err(|error| wrong(&error)).and_then(|text| {
         let manifest = Manifest::parse(&text).map_err(|problem| wrong(&problem))?;
         if !manifest.pod().is_true("hostNetwork") {
-            return Err(wrong(&"its pod has a network of its own (no hostNetwork: true), and no port of this node"));
+            return Err(wrong(&"kube-apiserver's pod has its own network, and so listens on no port of this node: set hostNetwork: true"));
         }
         for other in manifest.other_containers() {
-            report.note(format!(
-                "{} is in kube-apiserver's pod and stops with it; the temporary kube-apiserver is without it meanwhile: if it needs that one \
-                 (a KMS plugin, konnectivity), give it a pod of its own first",
+            report.add_note(format!(
+                "the container {0} is in kube-apiserver's pod and stops with the pod: if the temporary \
+                 kube-apiserver needs {0} (a KMS plugin, konnectivity), give {0} a pod of its own first",
                 other.name()
             ));
         }
         manifest.secure_port().map_err(|problem| wrong(&problem))
     });
-    report.ok("", parsed)
+    report.value_or_add_error("", parsed)
 }
 
 impl RunningPod {
@@ -133,22 +134,22 @@ impl RunningPod {
         let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
         let Some(id) = runtime::parse_container_id(&cgroup).filter(|_| !is_shared_with(pid, "mnt"))
         else {
-            report.error(format!(
+            report.add_error(format!(
                 "{what}, which listens on the port, is in no pod's container: give its command line with --command"
             ));
             return None;
         };
         if !is_shared_with(pid, "net") {
-            report.error(format!(
-                "{what} is in another network namespace than this: run this in the node's, not in a container"
+            report.add_error(format!(
+                "{what} is in another network namespace than this command: run berth in the node's network namespace, not in a container"
             ));
         }
         let shim = runtime::Shim::of_process(pid);
-        let program = shim.as_ref().and_then(runtime::Shim::program);
+        let program = shim.as_ref().and_then(runtime::Shim::find_program);
         if program.is_none() {
-            report.error(
-                "there is no runc and no crun, neither next to the container's shim nor on its PATH: install one, as the temporary \
-                 kube-apiserver is run by it",
+            report.add_error(
+                "there is no runc and no crun, neither next to the container's shim nor on the shim's PATH: install runc \
+                 or crun, which the temporary kube-apiserver needs",
             );
         }
         let spec = runtime::read_spec(shim.as_ref(), id).map_err(|tried| {
@@ -157,9 +158,9 @@ impl RunningPod {
                  conmon"
             )
         });
-        let spec = report.ok("", spec)?;
+        let spec = report.value_or_add_error("", spec)?;
         if spec.has_namespace("user") {
-            report.error(format!(
+            report.add_error(format!(
                 "{what} has its own user namespace (hostUsers: false), which a second container cannot share: set hostUsers: true"
             ));
         }
@@ -171,14 +172,14 @@ impl RunningPod {
             memory: Vec::new(),
             bytes: 0,
         };
-        let measured = tree::root_of(pid).and_then(|root| pod.measure(&root, report));
-        report.ok(&format!("{what}: its files cannot be read: "), measured)?;
+        let measured = tree::open_root(pid).and_then(|root| pod.measure_files(&root, report));
+        report.value_or_add_error(&format!("cannot read the files of {what}: "), measured)?;
         Some(pod)
     }
 
     /// Measures the files to be copied.
-    fn measure(&mut self, root: &OwnedFd, report: &mut Report) -> io::Result<()> {
-        self.bytes = tree::measure_tree(root, Mounted::Leave, u64::MAX)?.bytes
+    fn measure_files(&mut self, root: &OwnedFd, report: &mut Report) -> io::Result<()> {
+        self.bytes = tree::measure_tree(root, MountPoints::Leave, u64::MAX)?.bytes
             + fs::metadata(&self.runtime).map_or(0, |meta| meta.len());
         self.measure_mounts(root, report);
         Ok(())
@@ -198,7 +199,7 @@ impl RunningPod {
             }
             // Open the file that the running container sees, whatever has replaced it on the node.
             let measured = tree::open_within(root, destination).and_then(|open| {
-                let wanted = match tree::file_type(&open)? {
+                let wanted = match tree::read_file_type(&open)? {
                     FileType::RegularFile => true,
                     FileType::Directory => {
                         mount.is_read_only()
@@ -209,14 +210,14 @@ impl RunningPod {
                     _ => false,
                 };
                 wanted
-                    .then(|| tree::measure_tree(&open, Mounted::Follow, LARGEST))
+                    .then(|| tree::measure_tree(&open, MountPoints::Follow, MAX_COPY_SIZE))
                     .transpose()
             });
             let why = match measured {
-                Ok(Some(size)) if size.bytes > LARGEST => {
+                Ok(Some(size)) if size.bytes > MAX_COPY_SIZE => {
                     format!(
                         "has more than {} MiB, which is too much for a copy in memory",
-                        LARGEST >> 20
+                        MAX_COPY_SIZE >> 20
                     )
                 }
                 Ok(Some(size)) if !size.special => {
@@ -230,8 +231,8 @@ impl RunningPod {
                 Ok(_) => continue,
                 Err(error) => format!("cannot be copied: {error}"),
             };
-            let instead = "the temporary kube-apiserver reads what COMMAND leaves there";
-            report.note(format!("{} {why}: {instead}", source.display()));
+            let instead = "the temporary kube-apiserver uses the original, and sees the changes that COMMAND makes";
+            report.add_note(format!("{} {why}: {instead}", source.display()));
         }
     }
 
@@ -246,12 +247,14 @@ impl RunningPod {
     }
 
     /// The node's path of a file in the container.
-    pub fn on_node(&self, path: &Path) -> Option<PathBuf> {
-        self.spec.on_node(path).map(|(_, on_node)| on_node)
+    pub fn path_on_node(&self, path: &Path) -> Option<PathBuf> {
+        self.spec
+            .find_mounted_path(path)
+            .map(|(_, on_node)| on_node)
     }
 
     /// The bridge's copy of a file of the node, or the file itself if there is no copy.
-    pub fn copy_of(&self, path: &Path, directory: &Path) -> PathBuf {
+    pub fn path_of_copy(&self, path: &Path, directory: &Path) -> PathBuf {
         let within =
             |(at, kept): (usize, &CopiedFile)| Some((at, path.strip_prefix(&kept.path).ok()?));
         match self
@@ -262,8 +265,8 @@ impl RunningPod {
             .min_by_key(|(_, rest)| rest.components().count())
         {
             None => path.to_owned(),
-            Some((at, rest)) if rest == Path::new("") => copy_path(directory, at),
-            Some((at, rest)) => copy_path(directory, at).join(rest),
+            Some((at, rest)) if rest == Path::new("") => numbered_copy_path(directory, at),
+            Some((at, rest)) => numbered_copy_path(directory, at).join(rest),
         }
     }
 
@@ -272,7 +275,7 @@ impl RunningPod {
     pub fn keep_audit_log(&self, argv: &mut Vec<OsString>, directory: &Path) -> Option<PathBuf> {
         let path = audit_log(argv)?;
         let copied = self.replacements(directory);
-        let on_node = self.spec.on_node(&path).filter(|(mount, _)| {
+        let on_node = self.spec.find_mounted_path(&path).filter(|(mount, _)| {
             mount.destination != path
                 && !mount.is_read_only()
                 && !copied.contains_key(&mount.destination)
@@ -281,16 +284,20 @@ impl RunningPod {
             return Some(on_node);
         }
         let name = path.file_name().unwrap_or_default();
-        args::set_flag(argv, AUDIT_LOG, Path::new(AUDIT).join(name).as_os_str());
-        AUDIT_BOUND
+        args::set_flag(
+            argv,
+            AUDIT_LOG,
+            Path::new(AUDIT_MOUNT).join(name).as_os_str(),
+        );
+        AUDIT_LIMITS
             .iter()
             .for_each(|(flag, value)| args::set_flag(argv, flag, OsStr::new(value)));
         Some(directory.join(AUDIT_DIRECTORY).join(name))
     }
 
     /// SELinux label of the container's files.
-    pub fn label(&self) -> Option<&str> {
-        self.spec.label()
+    pub fn selinux_label(&self) -> Option<&str> {
+        self.spec.selinux_label()
     }
 
     /// The manifest that the kubelet starts the pod from.
@@ -299,7 +306,7 @@ impl RunningPod {
     }
 
     /// The last lines of the container's log, which may tell why kube-apiserver does not serve.
-    pub fn last_lines(&self) -> Vec<String> {
+    pub fn last_log_lines(&self) -> Vec<String> {
         let text = fs::read_to_string(&self.manifest).unwrap_or_default();
         let Ok(manifest) = Manifest::parse(&text) else {
             return Vec::new();
@@ -307,7 +314,7 @@ impl RunningPod {
         let meta = |field: &str| {
             manifest
                 .root()
-                .at(&["metadata", field])
+                .find_path(&["metadata", field])
                 .and_then(YamlNode::text)
         };
         let (namespace, name) = (
@@ -315,17 +322,17 @@ impl RunningPod {
             meta("name").unwrap_or_default(),
         );
         let pod = logs::LoggedPod::Name(namespace, name);
-        let lines = logs::find_last_lines(Path::new(LOGS), &pod, manifest.container().name());
+        let lines = logs::find_last_lines(Path::new(POD_LOGS), &pod, manifest.container().name());
         lines.map(|(_, lines)| lines).unwrap_or_default()
     }
 
     /// The node's paths of the files with keys for encryption, and for signing and checking tokens.
-    pub fn keys(&self, command: &[OsString]) -> BTreeSet<PathBuf> {
-        let named = KEYS
+    pub fn key_files(&self, command: &[OsString]) -> BTreeSet<PathBuf> {
+        let named = KEY_FLAGS
             .into_iter()
             .flat_map(|flag| args::flag_values(command, flag));
         named
-            .filter_map(|path| self.on_node(Path::new(path)))
+            .filter_map(|path| self.path_on_node(Path::new(path)))
             .collect()
     }
 
@@ -334,7 +341,7 @@ impl RunningPod {
         // Files that the container may write to are not the node's configuration.
         let on_node = |path: PathBuf| {
             self.spec
-                .on_node(&path)
+                .find_mounted_path(&path)
                 .filter(|(mount, _)| mount.is_read_only())
                 .map(|(_, at)| at)
         };
@@ -344,14 +351,14 @@ impl RunningPod {
             .filter_map(on_node)
             .collect();
         let before = |path: PathBuf, shown| SavedFile {
-            copy: self.copy_of(&path, directory),
+            copy: self.path_of_copy(&path, directory),
             path,
             shown,
         };
         // Exclude links, since their targets are not copied, and files that were not copied.
         let copies = directory
-            .join(MEMORY)
-            .join(FILES)
+            .join(MEMORY_DIRECTORY)
+            .join(FILES_DIRECTORY)
             .canonicalize()
             .unwrap_or_default();
         let is_copy = |path: &Path| {
@@ -373,7 +380,7 @@ impl RunningPod {
         let copies = copies.filter_map(|(at, kept)| {
             Some((
                 kept.mounted.clone()?,
-                spec::Replacement::Copy(copy_path(directory, at)),
+                spec::Replacement::Copy(numbered_copy_path(directory, at)),
             ))
         });
         copies
@@ -386,8 +393,8 @@ impl RunningPod {
     }
 }
 
-/// The absolute paths in an argument: kube-apiserver's flags have one, or several as in
-/// `--tls-sni-cert-key=/a,/b:name`.
+/// The absolute paths in an argument: a flag of kube-apiserver names one path, or several paths as
+/// in `--tls-sni-cert-key=/a,/b:name`.
 fn absolute_paths(argument: &OsStr) -> impl Iterator<Item = PathBuf> {
     let bytes = argument.as_bytes();
     let value = bytes
@@ -417,6 +424,9 @@ fn is_runtime_directory(source: &Path) -> bool {
     runtime::parse_container_id(&source.to_string_lossy()).is_some()
 }
 
-fn copy_path(directory: &Path, at: usize) -> PathBuf {
-    directory.join(MEMORY).join(FILES).join(at.to_string())
+fn numbered_copy_path(directory: &Path, at: usize) -> PathBuf {
+    directory
+        .join(MEMORY_DIRECTORY)
+        .join(FILES_DIRECTORY)
+        .join(at.to_string())
 }

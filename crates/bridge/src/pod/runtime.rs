@@ -6,7 +6,7 @@
 
 use super::spec::Spec;
 use berth_manifest::command::{is_program, split_strings};
-use berth_os::file::open_regular;
+use berth_os::file::open_regular_file;
 use berth_os::process::parent_of;
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -15,16 +15,16 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// Name of a specification in a container's directory (a bundle).
-const CONFIG: &str = "config.json";
+const CONFIG_FILE: &str = "config.json";
 
 /// Upper bound of a specification's size, in bytes.
-const LIMIT: u64 = 16 << 20;
+const MAX_CONFIG_SIZE: u64 = 16 << 20;
 
 /// Number of ancestors that are searched for the shim, the parent of the container's first process.
-const PARENTS: usize = 16;
+const MAX_PARENTS: usize = 16;
 
 /// The programs that start containers.
-const PROGRAMS: [&str; 2] = ["runc", "crun"];
+const RUNTIME_PROGRAMS: [&str; 2] = ["runc", "crun"];
 
 /// The container's ID, from /proc/PID/cgroup: the last 64 hexadecimal digits of a line.
 pub fn parse_container_id(cgroup: &str) -> Option<&str> {
@@ -40,7 +40,7 @@ pub fn parse_container_id(cgroup: &str) -> Option<&str> {
     })
 }
 
-/// The process that stays with a container.
+/// The parent of a container's processes: containerd's shim, or CRI-O's conmon.
 #[derive(Debug)]
 pub struct Shim {
     pid: i32,
@@ -48,11 +48,11 @@ pub struct Shim {
 }
 
 impl Shim {
-    /// The shim of a process's container.
+    /// Finds the shim among the ancestors of a process in a container. `None` outside a container.
     pub fn of_process(pid: i32) -> Option<Self> {
         let parents = std::iter::successors(Some(pid), |pid| parent_of(*pid))
             .skip(1)
-            .take(PARENTS);
+            .take(MAX_PARENTS);
         parents.take_while(|pid| *pid > 1).find_map(|pid| {
             let arguments: Vec<OsString> =
                 split_strings(&fs::read(format!("/proc/{pid}/cmdline")).ok()?);
@@ -64,21 +64,21 @@ impl Shim {
 
     /// Directories that may have the container's specification. containerd's shim serves all
     /// containers of a pod, and works in the directory of one of them.
-    fn bundles(&self, id: &str) -> Vec<PathBuf> {
+    fn bundle_paths(&self, id: &str) -> Vec<PathBuf> {
         let own = self
-            .value("-b")
-            .or_else(|| self.value("--bundle"))
+            .find_value("-b")
+            .or_else(|| self.find_value("--bundle"))
             .map(PathBuf::from);
         own.into_iter()
             .chain([PathBuf::from(format!("/proc/{}/cwd/../{id}", self.pid))])
             .collect()
     }
 
-    /// The program that the shim starts containers with.
-    pub fn program(&self) -> Option<PathBuf> {
+    /// Path of the program, runc or crun, with which the shim starts containers.
+    pub fn find_program(&self) -> Option<PathBuf> {
         let named = self
-            .value("-r")
-            .or_else(|| self.value("--runtime"))
+            .find_value("-r")
+            .or_else(|| self.find_value("--runtime"))
             .map(PathBuf::from)
             .filter(|path| path.is_absolute());
         let own = fs::read_link(format!("/proc/{}/exe", self.pid)).ok();
@@ -94,11 +94,12 @@ impl Shim {
             .into_iter()
             .chain(path.into_iter().flatten())
             .filter(|path| path.is_absolute());
-        let programs = directories.flat_map(|directory| PROGRAMS.map(|name| directory.join(name)));
+        let programs =
+            directories.flat_map(|directory| RUNTIME_PROGRAMS.map(|name| directory.join(name)));
         named.into_iter().chain(programs).find(is_program)
     }
 
-    fn value(&self, option: &str) -> Option<&OsString> {
+    fn find_value(&self, option: &str) -> Option<&OsString> {
         let at = self
             .arguments
             .iter()
@@ -114,10 +115,12 @@ impl Shim {
 pub fn read_spec(shim: Option<&Shim>, id: &str) -> Result<Spec, String> {
     let mut tried = Vec::new();
     if shim.is_none() {
-        tried.push("no containerd-shim and no conmon is an ancestor of its process".to_owned());
+        tried.push(
+            "no containerd-shim and no conmon is an ancestor of the container's process".to_owned(),
+        );
     }
-    for bundle in shim.map(|shim| shim.bundles(id)).unwrap_or_default() {
-        let path = bundle.join(CONFIG);
+    for bundle in shim.map(|shim| shim.bundle_paths(id)).unwrap_or_default() {
+        let path = bundle.join(CONFIG_FILE);
         match read_limited(&path).and_then(|json| Spec::parse(&json).map_err(Into::into)) {
             Ok(spec) => return Ok(spec),
             Err(error) => tried.push(format!("{}: {error}", path.display())),
@@ -128,6 +131,8 @@ pub fn read_spec(shim: Option<&Shim>, id: &str) -> Result<Spec, String> {
 
 fn read_limited(path: &Path) -> io::Result<Vec<u8>> {
     let mut json = Vec::new();
-    open_regular(path)?.take(LIMIT).read_to_end(&mut json)?;
+    open_regular_file(path)?
+        .take(MAX_CONFIG_SIZE)
+        .read_to_end(&mut json)?;
     Ok(json)
 }

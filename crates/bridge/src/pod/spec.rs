@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 /// the pod: the namespace of its host name, its cache classes. A pod's CPU share only counts among
 /// pods: in a cgroup next to those of all pods and of all services, the share would be so small
 /// that a busy node starves the instance.
-const DROPPED: [(&str, &str); 7] = [
+const DROPPED_FIELDS: [(&str, &str); 7] = [
     ("", "hooks"),
     ("", "annotations"),
     ("", "hostname"),
@@ -25,7 +25,7 @@ const DROPPED: [(&str, &str); 7] = [
 
 /// Namespaces that a pod with `hostNetwork` shares with the node, and so with the process that
 /// starts the temporary instance.
-const NODES: [&str; 2] = ["network", "uts"];
+const SHARED: [&str; 2] = ["network", "uts"];
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Spec {
@@ -51,7 +51,7 @@ pub struct Changes<'a> {
     pub cgroup: &'a str,
     pub oom_score_adj: i16,
     /// Names of resources as in setrlimit(2), and the soft and the hard limit of each: without
-    /// limits, a runtime passes on its own.
+    /// limits in the specification, the container gets the limits of the runtime's own process.
     pub limits: Vec<(String, u64, u64)>,
     /// Replacements for the mounts at the given places.
     pub replacements: &'a BTreeMap<PathBuf, Replacement>,
@@ -76,7 +76,7 @@ impl Spec {
             .all(|part| whole[part].is_object())
         {
             return Err(serde_json::Error::custom(
-                "it is no specification of a container",
+                "the file is no specification of a container",
             ));
         }
         Ok(Self {
@@ -86,12 +86,12 @@ impl Spec {
     }
 
     /// The `uid` or the `gid` of the container's process.
-    pub fn user(&self, id: &str) -> Option<u32> {
+    pub fn find_uid_or_gid(&self, id: &str) -> Option<u32> {
         self.whole["process"]["user"][id].as_u64()?.try_into().ok()
     }
 
     /// SELinux label of the container's files.
-    pub fn label(&self) -> Option<&str> {
+    pub fn selinux_label(&self) -> Option<&str> {
         self.whole["linux"]["mountLabel"]
             .as_str()
             .filter(|label| !label.is_empty())
@@ -103,7 +103,7 @@ impl Spec {
     }
 
     /// The bind mount that contains a path of the container, and the path on the node.
-    pub fn on_node(&self, path: &Path) -> Option<(&Mount, PathBuf)> {
+    pub fn find_mounted_path(&self, path: &Path) -> Option<(&Mount, PathBuf)> {
         let binds = self
             .mounts
             .iter()
@@ -127,7 +127,7 @@ impl Spec {
     /// A path is not UTF-8.
     pub fn apply(&self, changes: Changes<'_>) -> serde_json::Result<Value> {
         let mut whole = self.whole.clone();
-        DROPPED
+        DROPPED_FIELDS
             .iter()
             .for_each(|(at, part)| remove_part(&mut whole, at, part));
         let limits = changes
@@ -145,7 +145,7 @@ impl Spec {
             whole[part][key] = value;
         }
         if let Some(Value::Array(namespaces)) = whole.pointer_mut("/linux/namespaces") {
-            namespaces.retain(|namespace| !NODES.iter().any(|kind| namespace["type"] == *kind));
+            namespaces.retain(|namespace| !SHARED.iter().any(|kind| namespace["type"] == *kind));
             // Remaining namespaces are new, and not shared with the pod's containers.
             namespaces
                 .iter_mut()
@@ -182,14 +182,14 @@ fn remove_part(whole: &mut Value, at: &str, part: &str) {
 impl Mount {
     /// True if the mount is a directory or file of the node.
     pub fn is_bind(&self) -> bool {
-        self.kind.as_deref() == Some("bind") || self.has("bind") || self.has("rbind")
+        self.kind.as_deref() == Some("bind") || self.has_option("bind") || self.has_option("rbind")
     }
 
     pub fn is_read_only(&self) -> bool {
-        self.has("ro") || self.has("rro")
+        self.has_option("ro") || self.has_option("rro")
     }
 
-    fn has(&self, option: &str) -> bool {
+    fn has_option(&self, option: &str) -> bool {
         self.options.iter().any(|other| other == option)
     }
 }

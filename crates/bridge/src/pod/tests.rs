@@ -1,6 +1,6 @@
 use super::spec::{Changes, Replacement, Spec};
-use super::tree::{self, Mounted, Size};
-use super::{AUDIT, CopiedFile, RunningPod, container, runtime};
+use super::tree::{self, MountPoints, Size};
+use super::{AUDIT_MOUNT, CopiedFile, RunningPod, container, runtime};
 use crate::report::Report;
 use berth_testing::namespace::{print_skipped, rerun_in_user_namespace};
 use rustix::fs::FileType;
@@ -44,7 +44,7 @@ fn apply_changes(json: &Value) -> Value {
         oom_score_adj: -997,
         limits: vec![("RLIMIT_NOFILE".into(), 1024, 4096)],
         replacements: &instead,
-        extra_mounts: &[(Path::new("/run/audit"), Path::new(AUDIT))],
+        extra_mounts: &[(Path::new("/run/audit"), Path::new(AUDIT_MOUNT))],
     };
     parse_spec(json).apply(changes).unwrap()
 }
@@ -95,7 +95,8 @@ fn only_what_must_differ_is_changed() {
         ),
         ("process", "terminal", json!(false)),
         ("linux", "cgroupsPath", json!("/own")),
-        // Network and host name are the node's, as before.
+        // The running pod has `hostNetwork`, so the temporary instance gets no network and no uts
+        // namespace either.
         (
             "linux",
             "namespaces",
@@ -104,7 +105,8 @@ fn only_what_must_differ_is_changed() {
     ] {
         wanted[part][key] = value;
     }
-    // A pod's CPU share would be too little beside all pods.
+    // The CPU share of the running pod is left out: in the bridge's own cgroup, which competes with
+    // the cgroup of all pods, that share would be too small.
     assert_eq!(
         wanted["linux"]["resources"]["cpu"]
             .as_object_mut()
@@ -125,7 +127,7 @@ fn only_what_must_differ_is_changed() {
     }
     let options = ["bind", "rprivate", "rw"];
     mounts.push(
-        json!({"destination": AUDIT, "type": "bind", "source": "/run/audit", "options": options}),
+        json!({"destination": AUDIT_MOUNT, "type": "bind", "source": "/run/audit", "options": options}),
     );
     assert_eq!(apply_changes(&read_sample()), wanted);
 }
@@ -149,7 +151,7 @@ fn parts_that_belong_to_the_pod_are_dropped() {
     );
     assert_eq!(after["process"]["terminal"], false);
     assert_eq!(
-        parse_spec(&after).label(),
+        parse_spec(&after).selinux_label(),
         Some("system_u:object_r:container_file_t:s0")
     );
     assert!(!parse_spec(&json).has_namespace("user"));
@@ -185,7 +187,10 @@ fn files_of_the_node_are_found_by_their_names_in_the_container() {
         .unwrap()
         .push(make_bind("/srv/more", "/etc/kubernetes/pki/more"));
     let spec = parse_spec(&json);
-    let on_node = |path: &str| spec.on_node(Path::new(path)).map(|(_, on_node)| on_node);
+    let on_node = |path: &str| {
+        spec.find_mounted_path(Path::new(path))
+            .map(|(_, on_node)| on_node)
+    };
     assert_eq!(
         on_node("/etc/kubernetes/pki/ca.crt"),
         Some("/etc/kubernetes/pki/ca.crt".into())
@@ -211,7 +216,7 @@ fn copies_replace_files_of_the_node() {
     ];
     let pod = make_pod(&read_sample(), &files);
     let copy = |path: &str| {
-        pod.copy_of(Path::new(path), Path::new("/b"))
+        pod.path_of_copy(Path::new(path), Path::new("/b"))
             .display()
             .to_string()
     };
@@ -251,7 +256,8 @@ fn the_audit_log_stays_on_the_node() {
     for own in ["-", "/dev/stdout", "/proc/self/fd/2"] {
         assert_eq!(kept(own), (own.into(), None));
     }
-    // Nowhere on the node, in memory, a file that cannot be rotated, a read-only directory.
+    // Audit logs that are moved: a path that is not on the node, a path in memory, a mounted file
+    // that cannot be rotated, and a path in a read-only directory.
     for path in [
         "/x.log",
         "/etc/kubernetes/pki/x.log",
@@ -262,13 +268,14 @@ fn the_audit_log_stays_on_the_node() {
         assert_eq!(
             kept(path),
             (
-                format!("{AUDIT}/{name}"),
+                format!("{AUDIT_MOUNT}/{name}"),
                 Some(format!("/b/audit/{name}").into())
             ),
             "{path}"
         );
     }
-    // In the bridge's directory, the bridge limits the log's length.
+    // The audit log in the bridge's directory must not grow without limit, so the flags that rotate
+    // it are set.
     let bounded = |path: &str| {
         let mut argv = vec![
             "k".into(),
@@ -311,7 +318,7 @@ fn containers_are_identified_by_their_cgroups() {
     }
 }
 
-/// A process that stays with a container.
+/// A process that plays the shim of a container.
 struct Parent(Child);
 
 impl Parent {
@@ -372,8 +379,9 @@ fn containerds_shim_leads_to_the_specification() {
         runtime::read_spec(shim.as_ref(), ID).unwrap(),
         parse_spec(&read_sample())
     );
-    // A program beside the shim has priority over its PATH, which the machine may have, too.
-    let found = shim.as_ref().unwrap().program().unwrap();
+    // A program beside the shim, which this machine may have, has priority over a program in the
+    // shim's PATH.
+    let found = shim.as_ref().unwrap().find_program().unwrap();
     let beside = fs::canonicalize("/bin/sh").unwrap().with_file_name("runc");
     assert!(
         found == sandbox.join("bin/crun") || found == beside,
@@ -396,12 +404,12 @@ fn conmon_leads_to_the_specification_and_the_runtime() {
     let (_parent, pid) = Parent::start("/usr/bin/conmon", &arguments, temp.path());
     let shim = runtime::Shim::of_process(pid);
     assert!(runtime::read_spec(shim.as_ref(), ID).is_ok());
-    assert_eq!(shim.unwrap().program(), Some(crun));
-    // This test does not run in a container.
+    assert_eq!(shim.unwrap().find_program(), Some(crun));
+    // The test process itself does not run in a container, so it has no shim.
     assert!(runtime::Shim::of_process(std::process::id().try_into().unwrap()).is_none());
 }
 
-/// etcd's manifest may have any name: nobody restores it.
+/// etcd's manifest is not copied, whatever its name, because the bridge never restores it.
 #[test]
 fn a_manifest_is_copied_only_for_a_restore() {
     let temp = tempfile::tempdir().unwrap();
@@ -443,10 +451,10 @@ fn a_copy_has_modes_and_links_and_nothing_more() {
     symlink("../..", from.join("a/up")).unwrap();
     symlink("x/".repeat(64), from.join("a/long")).unwrap();
     let open = open_path(&from);
-    // Three directories, two files, three links; and content of 6, of 5,000 and, for the long link,
-    // of 128 bytes.
+    // The entries are three directories, two files and three links. Their content is 6 bytes and
+    // 5,000 bytes in the files, and 128 bytes in the long link.
     for (page, pages) in [(4096, 4), (65536, 3)] {
-        let size = tree::measure_in_pages(&open, Mounted::Leave, u64::MAX, page).unwrap();
+        let size = tree::measure_in_pages(&open, MountPoints::Leave, u64::MAX, page).unwrap();
         assert_eq!(
             size,
             Size {
@@ -462,12 +470,12 @@ fn a_copy_has_modes_and_links_and_nothing_more() {
             .unwrap(),
     )
     .unwrap();
-    let measured = tree::measure_tree(&open, Mounted::Leave, u64::MAX).unwrap();
+    let measured = tree::measure_tree(&open, MountPoints::Leave, u64::MAX).unwrap();
     assert_eq!(
         measured,
-        tree::measure_in_pages(&open, Mounted::Leave, u64::MAX, page).unwrap()
+        tree::measure_in_pages(&open, MountPoints::Leave, u64::MAX, page).unwrap()
     );
-    tree::copy_tree(&open, &to, Mounted::Leave).unwrap();
+    tree::copy_tree(&open, &to, MountPoints::Leave).unwrap();
     for path in [
         "",
         "a",
@@ -490,16 +498,16 @@ fn a_copy_has_modes_and_links_and_nothing_more() {
         Path::new("/etc/passwd")
     );
     assert!(
-        tree::copy_tree(&open, &to, Mounted::Leave).is_err(),
+        tree::copy_tree(&open, &to, MountPoints::Leave).is_err(),
         "nothing is written into what is there"
     );
-    // A single file, as a mount may be.
+    // A mount may be a single file instead of a directory.
     let one = temp.path().join("one");
-    tree::copy_tree(&open_path(&from.join("a/b/key")), &one, Mounted::Follow).unwrap();
+    tree::copy_tree(&open_path(&from.join("a/b/key")), &one, MountPoints::Follow).unwrap();
     assert_eq!(fs::read_to_string(one).unwrap(), "secret");
     let _socket = UnixListener::bind(from.join("a/socket")).unwrap();
     assert!(
-        tree::measure_tree(&open, Mounted::Leave, u64::MAX)
+        tree::measure_tree(&open, MountPoints::Leave, u64::MAX)
             .unwrap()
             .special
     );
@@ -519,7 +527,7 @@ fn a_large_directory_is_not_searched_and_an_unreadable_one_is_noted() {
         file.set_len(1 << 20).unwrap();
     }
     let most = 10 << 20;
-    let size = tree::measure_tree(&open_path(&etc), Mounted::Follow, most).unwrap();
+    let size = tree::measure_tree(&open_path(&etc), MountPoints::Follow, most).unwrap();
     assert!(
         size.bytes > most && size.bytes <= most + (1 << 20) + 4096,
         "{size:?}"
@@ -544,7 +552,7 @@ fn a_large_directory_is_not_searched_and_an_unreadable_one_is_noted() {
         "/deep cannot be copied",
     ]) {
         assert!(
-            note.starts_with(part) && note.ends_with("reads what COMMAND leaves there"),
+            note.starts_with(part) && note.ends_with("sees the changes that COMMAND makes"),
             "{note}"
         );
     }
@@ -567,13 +575,13 @@ fn files_that_the_container_writes_have_its_label() {
             .map(|length| value[..length].to_vec())
     };
     let before = label();
-    container::let_write(&directory, make_pod(&read_sample(), &[]).label()).unwrap();
+    container::allow_writes(&directory, make_pod(&read_sample(), &[]).selinux_label()).unwrap();
     assert_eq!(
         label(),
         before,
         "where there is no SELinux, there is no label"
     );
-    match container::let_write(&directory, labelled.label()) {
+    match container::allow_writes(&directory, labelled.selinux_label()) {
         Err(error) if error.to_string().contains("not supported") => {
             print_skipped(&error.to_string());
         }
@@ -592,7 +600,8 @@ fn directories_that_the_runtime_made_for_the_container_are_copied() {
     let temp = tempfile::tempdir().unwrap();
     fs::create_dir_all(temp.path().join("run/secrets")).unwrap();
     fs::create_dir_all(temp.path().join("var/log")).unwrap();
-    // Like CRI-O's default mounts, which are removed with the container.
+    // The source of a mount as CRI-O makes it by default. CRI-O removes this directory together
+    // with the container.
     let own = format!("/run/containers/storage/overlay-containers/{ID}/userdata/run/secrets");
     let mut json = read_sample();
     json["mounts"] = json!([
@@ -620,12 +629,12 @@ fn a_fifo_in_place_of_a_file_does_not_block() {
         .recv_timeout(std::time::Duration::from_secs(30))
         .expect("it waits")
     {
-        assert!(opened.unwrap_err().to_string().contains("no regular file"));
+        assert_eq!(opened.unwrap_err().kind(), std::io::ErrorKind::Other);
     }
 }
 
 fn open_path(path: &Path) -> std::os::fd::OwnedFd {
-    let root = tree::root_of(std::process::id().try_into().unwrap()).unwrap();
+    let root = tree::open_root(std::process::id().try_into().unwrap()).unwrap();
     tree::open_within(&root, path).unwrap()
 }
 
@@ -656,9 +665,9 @@ fn mounts_in_a_containers_root_are_left_out() {
         child.wait().unwrap();
         return rerun_in_user_namespace("no mount namespace can be had");
     };
-    let seen = tree::root_of(pid).unwrap();
+    let seen = tree::open_root(pid).unwrap();
     let root = tree::open_within(&seen, &root).unwrap();
-    tree::copy_tree(&root, &to, Mounted::Leave).unwrap();
+    tree::copy_tree(&root, &to, MountPoints::Leave).unwrap();
     let names = |path: &Path| {
         let mut names: Vec<_> = fs::read_dir(path)
             .unwrap()
@@ -670,10 +679,10 @@ fn mounts_in_a_containers_root_are_left_out() {
     assert_eq!(names(&to), ["etc"]);
     assert_eq!(names(&to.join("etc")), ["os-release"]);
     let followed = temp.path().join("followed");
-    tree::copy_tree(&root, &followed, Mounted::Follow).unwrap();
+    tree::copy_tree(&root, &followed, MountPoints::Follow).unwrap();
     assert_eq!(names(&followed.join("proc")), ["x"]);
     assert_eq!(
-        tree::file_type(&tree::open_within(&seen, Path::new("/etc/passwd")).unwrap()).unwrap(),
+        tree::read_file_type(&tree::open_within(&seen, Path::new("/etc/passwd")).unwrap()).unwrap(),
         FileType::RegularFile
     );
     drop(child.stdin.take());

@@ -1,7 +1,7 @@
 //! Directories of a container, measured and copied. Symbolic links are never followed: they name
 //! files of the container, and not of the node.
 
-use berth_os::file::{check_regular, none_if_missing, open_regular};
+use berth_os::file::{check_regular_file, none_if_missing, open_regular_file};
 use rustix::fs::{
     AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Statx, StatxAttributes, StatxFlags,
     Uid, chmod, chownat, mkdir, openat, openat2, readlinkat, statx, symlink,
@@ -16,17 +16,18 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 /// Largest depth of directories: neither a container image nor a node's configuration has more.
-const DEEPEST: usize = 100;
+const MAX_DEPTH: usize = 100;
 
 /// Size of a directory entry with its inode, without content, in bytes: more than any kernel needs.
-const ENTRY: u64 = 4096;
+const ENTRY_SIZE: u64 = 4096;
 
 /// Length from which the text of a symbolic link takes a page (SHORT_SYMLINK_LEN in mm/shmem.c).
-const LONG_LINK: u64 = 128;
+const LINK_LIMIT: u64 = 128;
 
-/// Treatment of mount points.
+/// Treatment of a mount point below the directory: `Follow` includes the mounted files, `Leave`
+/// leaves the mounted files out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mounted {
+pub enum MountPoints {
     Follow,
     Leave,
 }
@@ -44,7 +45,7 @@ pub struct Size {
 ///
 /// # Errors
 /// The process has ended, or access is denied.
-pub fn root_of(pid: i32) -> io::Result<OwnedFd> {
+pub fn open_root(pid: i32) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(
         format!("/proc/{pid}/root"),
         OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
@@ -70,7 +71,7 @@ pub fn open_within(root: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// Errors of statx(2).
-pub fn file_type(of: &OwnedFd) -> io::Result<FileType> {
+pub fn read_file_type(of: &OwnedFd) -> io::Result<FileType> {
     Ok(FileType::from_raw_mode(
         read_attributes(of.as_fd(), c"")?.stx_mode.into(),
     ))
@@ -80,19 +81,19 @@ pub fn file_type(of: &OwnedFd) -> io::Result<FileType> {
 ///
 /// # Errors
 /// A file or directory cannot be read.
-pub fn measure_tree(of: &OwnedFd, mounted: Mounted, most: u64) -> io::Result<Size> {
+pub fn measure_tree(of: &OwnedFd, mounted: MountPoints, most: u64) -> io::Result<Size> {
     measure_in_pages(of, mounted, most, page_size() as u64)
 }
 
 /// Measures like [`measure_tree`], with memory pages of the given size.
 pub(super) fn measure_in_pages(
     of: &OwnedFd,
-    mounted: Mounted,
+    mounted: MountPoints,
     most: u64,
     page: u64,
 ) -> io::Result<Size> {
     let mut size = Size::default();
-    measure_one(
+    measure_entry(
         of.as_fd(),
         c"",
         &read_attributes(of.as_fd(), c"")?,
@@ -103,25 +104,25 @@ pub(super) fn measure_in_pages(
     Ok(size)
 }
 
-fn measure_one(
+fn measure_entry(
     at: BorrowedFd<'_>,
     name: &CStr,
     meta: &Statx,
-    (mounted, most, page): (Mounted, u64, u64),
+    (mounted, most, page): (MountPoints, u64, u64),
     depth: usize,
     size: &mut Size,
 ) -> io::Result<()> {
-    size.bytes += ENTRY;
+    size.bytes += ENTRY_SIZE;
     match FileType::from_raw_mode(meta.stx_mode.into()) {
         FileType::RegularFile => size.bytes += meta.stx_size.div_ceil(page) * page,
-        FileType::Symlink if meta.stx_size >= LONG_LINK => size.bytes += page,
+        FileType::Symlink if meta.stx_size >= LINK_LIMIT => size.bytes += page,
         FileType::Directory => {
             let directory = open_directory(at, name)?;
             for (name, meta) in list_entries(&directory, mounted, depth)? {
                 if size.bytes > most {
                     break;
                 }
-                let within = measure_one(
+                let within = measure_entry(
                     directory.as_fd(),
                     &name,
                     &meta,
@@ -143,8 +144,8 @@ fn measure_one(
 ///
 /// # Errors
 /// A file or directory cannot be read, or the copy cannot be written.
-pub fn copy_tree(from: &OwnedFd, to: &Path, mounted: Mounted) -> io::Result<()> {
-    copy_one(
+pub fn copy_tree(from: &OwnedFd, to: &Path, mounted: MountPoints) -> io::Result<()> {
+    copy_entry(
         from.as_fd(),
         c"",
         &read_attributes(from.as_fd(), c"")?,
@@ -154,12 +155,12 @@ pub fn copy_tree(from: &OwnedFd, to: &Path, mounted: Mounted) -> io::Result<()> 
     )
 }
 
-fn copy_one(
+fn copy_entry(
     at: BorrowedFd<'_>,
     name: &CStr,
     meta: &Statx,
     to: &Path,
-    mounted: Mounted,
+    mounted: MountPoints,
     depth: usize,
 ) -> io::Result<()> {
     let kind = FileType::from_raw_mode(meta.stx_mode.into());
@@ -180,7 +181,7 @@ fn copy_one(
             let directory = open_directory(at, name)?;
             for (name, meta) in list_entries(&directory, mounted, depth)? {
                 let to = to.join(OsStr::from_bytes(name.to_bytes()));
-                none_if_missing(copy_one(
+                none_if_missing(copy_entry(
                     directory.as_fd(),
                     &name,
                     &meta,
@@ -216,12 +217,12 @@ fn set_owner(path: &Path, meta: &Statx) -> io::Result<()> {
 /// need not be parsed.
 fn list_entries(
     directory: &OwnedFd,
-    mounted: Mounted,
+    mounted: MountPoints,
     depth: usize,
 ) -> io::Result<Vec<(CString, Statx)>> {
-    if depth >= DEEPEST {
+    if depth >= MAX_DEPTH {
         return Err(io::Error::other(format!(
-            "more than {DEEPEST} directories in one another"
+            "more than {MAX_DEPTH} nested directories"
         )));
     }
     let mut named = Vec::new();
@@ -234,7 +235,8 @@ fn list_entries(
         let Some(meta) = none_if_missing(read_attributes(directory.as_fd(), &name))? else {
             continue;
         };
-        if mounted == Mounted::Follow || !meta.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)
+        if mounted == MountPoints::Follow
+            || !meta.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)
         {
             named.push((name, meta));
         }
@@ -242,7 +244,8 @@ fn list_entries(
     Ok(named)
 }
 
-/// Attributes of an entry in a directory; of the open file itself if the name is empty.
+/// Attributes of an entry in the directory `at`, or of the open file `at` itself if the name is
+/// empty.
 fn read_attributes(at: BorrowedFd<'_>, name: &CStr) -> io::Result<Statx> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::EMPTY_PATH;
     Ok(statx(at, name, flags, StatxFlags::BASIC_STATS)?)
@@ -261,8 +264,8 @@ fn open_directory(at: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
 /// Opens a file, and fails if it is no longer a regular file.
 pub(super) fn open_file(at: BorrowedFd<'_>, name: &CStr) -> io::Result<File> {
     if name.is_empty() {
-        return open_regular(Path::new(&format!("/proc/self/fd/{}", at.as_raw_fd())));
+        return open_regular_file(Path::new(&format!("/proc/self/fd/{}", at.as_raw_fd())));
     }
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    check_regular(openat(at, name, flags, Mode::empty())?.into())
+    check_regular_file(openat(at, name, flags, Mode::empty())?.into())
 }

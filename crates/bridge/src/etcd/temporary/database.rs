@@ -49,7 +49,7 @@ pub struct Look {
 
 impl Look {
     /// The process that has the lock on the file at the path.
-    pub fn holder(&self) -> Option<i32> {
+    pub fn lock_holder(&self) -> Option<i32> {
         self.locks
             .iter()
             .find(|lock| lock.file == self.file && lock.kind == LockKind::Flock)?
@@ -57,7 +57,7 @@ impl Look {
     }
 
     /// Processes that have locked another file by flock(2), as etcd locks its database.
-    pub fn holders_of_others(&self) -> impl Iterator<Item = i32> {
+    pub fn other_lock_holders(&self) -> impl Iterator<Item = i32> {
         let others = self
             .locks
             .iter()
@@ -86,7 +86,7 @@ impl Database {
     }
 
     /// etcd's data directory on the node.
-    pub fn data(&self) -> &Path {
+    pub fn data_directory(&self) -> &Path {
         &self.data
     }
 
@@ -94,12 +94,12 @@ impl Database {
     ///
     /// # Errors
     /// There is no database, or /proc cannot be read.
-    pub fn look(&mut self) -> io::Result<Look> {
+    pub fn observe_database(&mut self) -> io::Result<Look> {
         // The order matters: a process that is found to serve from the file had that file when it
         // wrote this snapshot.
         let snapshot = self.last_snapshot()?;
         let path = self.path();
-        let file = self.devices.file(&path)?;
+        let file = self.devices.identify_file(&path)?;
         let size = fs::metadata(&path)?.len();
         Ok(Look {
             file,
@@ -131,7 +131,7 @@ impl Database {
     /// The data directory or /proc cannot be read.
     pub fn is_free(&self, look: &Look) -> io::Result<bool> {
         let log = self.data.join(LOG);
-        let device = Devices::default().file(&log)?.device;
+        let device = Devices::default().identify_file(&log)?.device;
         let segments = fs::read_dir(&log)?.map(|entry| {
             Ok(LockedFile {
                 device,
@@ -142,12 +142,12 @@ impl Database {
             &look.locks,
             look.file,
             &segments.collect::<io::Result<Vec<_>>>()?,
-        ) && !self.is_defragmented()?)
+        ) && !self.is_being_defragmented()?)
     }
 
     /// True if a process has a file open that a defragmentation writes. A failed rename leaves such
     /// a file, but no process has it open.
-    fn is_defragmented(&self) -> io::Result<bool> {
+    fn is_being_defragmented(&self) -> io::Result<bool> {
         let mut left = Vec::new();
         for entry in fs::read_dir(self.data.join(SNAPSHOTS))? {
             let entry = entry?;
@@ -172,7 +172,7 @@ impl Database {
     ///
     /// # Errors
     /// The log cannot be listed.
-    pub fn has_log_of(&self, pid: i32) -> io::Result<bool> {
+    pub fn is_log_open_in(&self, pid: i32) -> io::Result<bool> {
         let mut last = None;
         for entry in fs::read_dir(self.data.join(LOG))? {
             let entry = entry?;
@@ -201,7 +201,7 @@ impl Database {
 
     /// The database that a process has opened, and the descriptor's path if the database is another
     /// file.
-    pub fn opened_by(&self, pid: i32) -> (Opened, Option<PathBuf>) {
+    pub fn file_opened_by(&self, pid: i32) -> (Opened, Option<PathBuf>) {
         let named = fs::metadata(self.path()).map(|meta| file_identity(&meta));
         let (mut waits, mut other) = (false, None);
         for (path, file) in open_files(pid) {
@@ -277,20 +277,23 @@ mod tests {
     #[test]
     fn the_lock_holder_and_the_open_database_are_seen() {
         let (_temp, mut database) = make_database();
-        assert!(database.look().is_err());
+        assert!(database.observe_database().is_err());
         let file = File::create(database.path()).unwrap();
-        assert_eq!(database.look().unwrap().holder(), None);
+        assert_eq!(database.observe_database().unwrap().lock_holder(), None);
         // A concurrent test may have locked another file.
         assert!(matches!(
-            database.opened_by(own_pid()).0,
+            database.file_opened_by(own_pid()).0,
             Opened::Waits | Opened::Other
         ));
         file.lock().unwrap();
-        assert_eq!(database.look().unwrap().holder(), Some(own_pid()));
-        assert_eq!(database.opened_by(own_pid()).0, Opened::Named);
+        assert_eq!(
+            database.observe_database().unwrap().lock_holder(),
+            Some(own_pid())
+        );
+        assert_eq!(database.file_opened_by(own_pid()).0, Opened::Named);
         drop(file);
-        assert_eq!(database.look().unwrap().holder(), None);
-        assert_ne!(database.opened_by(own_pid()).0, Opened::Named);
+        assert_eq!(database.observe_database().unwrap().lock_holder(), None);
+        assert_ne!(database.file_opened_by(own_pid()).0, Opened::Named);
     }
 
     #[test]
@@ -301,11 +304,69 @@ mod tests {
         let new = temp.path().join(SNAPSHOTS).join("db.tmp.1");
         fs::write(&new, "").unwrap();
         fs::rename(&new, database.path()).unwrap();
-        let (opened, at) = database.opened_by(own_pid());
+        let (opened, at) = database.file_opened_by(own_pid());
         assert_eq!(opened, Opened::Other);
         assert!(fs::metadata(at.unwrap()).unwrap().is_file());
-        let look = database.look().unwrap();
-        assert!(look.holder().is_none() && look.holders_of_others().any(|pid| pid == own_pid()));
+        let look = database.observe_database().unwrap();
+        assert!(
+            look.lock_holder().is_none() && look.other_lock_holders().any(|pid| pid == own_pid())
+        );
+    }
+
+    #[test]
+    fn other_lock_holders_have_locked_another_file_as_etcd_does() {
+        let file = |inode| LockedFile {
+            device: (8, 0),
+            inode,
+        };
+        let lock = |kind, pid, inode| Lock {
+            kind,
+            pid: Some(pid),
+            file: file(inode),
+        };
+        let look = Look {
+            file: file(1),
+            size: 0,
+            snapshot: None,
+            locks: vec![
+                lock(LockKind::Flock, 1, 1),
+                lock(LockKind::Flock, 2, 2),
+                lock(LockKind::OpenFile, 3, 2),
+            ],
+        };
+        assert_eq!(look.lock_holder(), Some(1));
+        assert_eq!(look.other_lock_holders().collect::<Vec<_>>(), [2]);
+    }
+
+    #[test]
+    fn only_the_last_segment_is_the_log_that_is_written() {
+        let (temp, database) = make_database();
+        let segment = |name| File::create(temp.path().join(LOG).join(name)).unwrap();
+        let first = segment("0-0.wal");
+        assert!(database.is_log_open_in(own_pid()).unwrap());
+        drop((first, segment("1-1.wal")));
+        let _first = File::open(temp.path().join(LOG).join("0-0.wal")).unwrap();
+        assert!(!database.is_log_open_in(own_pid()).unwrap());
+    }
+
+    #[test]
+    fn a_process_has_the_database_of_its_arguments_and_its_open_files() {
+        let (_temp, database) = make_database();
+        File::create(database.path()).unwrap();
+        let mut etcd = std::process::Command::new("sh");
+        etcd.args(["-c", "echo; read line", "etcd", "--data-dir=/data"]);
+        etcd.stdin(std::process::Stdio::piped());
+        let mut etcd = etcd.stdout(std::process::Stdio::piped()).spawn().unwrap();
+        // A process that has just been spawned has no arguments yet.
+        let mut line = [0];
+        io::Read::read_exact(etcd.stdout.as_mut().unwrap(), &mut line).unwrap();
+        let pid = i32::try_from(etcd.id()).unwrap();
+        let data = Database::of_process(pid).map(|its| its.data_directory().to_owned());
+        assert_eq!(data, Some(format!("/proc/{pid}/root/data").into()));
+        assert_eq!(database.file_opened_by(pid), (Opened::Unseen, None));
+        etcd.kill().unwrap();
+        etcd.wait().unwrap();
+        assert!(Database::of_process(pid).is_none());
     }
 
     #[test]
@@ -313,7 +374,7 @@ mod tests {
         let (temp, mut database) = make_database();
         File::create(database.path()).unwrap();
         let is_free = |database: &mut Database| {
-            let look = database.look().unwrap();
+            let look = database.observe_database().unwrap();
             database.is_free(&look).unwrap()
         };
         assert!(is_free(&mut database));
@@ -332,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn later_snapshots_sort_behind() {
+    fn the_last_snapshot_is_the_one_whose_name_sorts_last() {
         let (temp, database) = make_database();
         assert_eq!(database.last_snapshot().unwrap(), None);
         for name in [

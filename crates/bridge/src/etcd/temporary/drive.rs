@@ -6,15 +6,15 @@ use super::machine::{
     TemporaryEtcd,
 };
 use super::plan::{self, Plan};
-use super::rescue::{Rescued, rescue_database};
+use super::rescue::{Rescued, record_rescue, rescue_database};
 use super::{probe, relay};
-use crate::instance::{RESTART, Template, TemporaryProcess};
 use crate::localhost::ETCD;
 use crate::logs;
+use crate::temporary_instance::{RESTART, Template, TemporaryProcess};
 use berth_node::ipc::bridge::{EtcdStatus, EtcdStep};
 use berth_node::terms::Speedup;
 use berth_os::explained;
-use berth_os::file::make_private;
+use berth_os::file::make_private_directory;
 use berth_os::process::HeldProcess;
 use berth_os::{proc_net, process, sock_diag};
 use berth_steering::Steering;
@@ -41,7 +41,7 @@ const ANCESTORS: usize = 4;
 const PAUSES: usize = 8;
 
 /// Pause before a failed copy is tried again.
-const RESCUES: Duration = Duration::from_secs(30);
+pub const RESCUES: Duration = Duration::from_secs(30);
 
 /// Stands in for the node's etcd until dropped.
 pub struct EtcdDaemon {
@@ -69,7 +69,7 @@ pub struct EtcdDaemon {
     snapshot: Option<Option<OsString>>,
     /// Saves the database of a node's etcd that serves from another file.
     rescue: JoinSet<Option<Rescued>>,
-    rescued: Option<Rescued>,
+    rescued: Vec<Rescued>,
     /// The process of the last rescue, which is not tried twice.
     rescues: Option<i32>,
     /// Time at which a failed copy is tried again.
@@ -91,8 +91,8 @@ impl EtcdDaemon {
         let failed =
             |error: &dyn std::fmt::Display| format!("cannot prepare the temporary etcd: {error}");
         let own = directory.join(ETCD);
-        make_private(&own).map_err(|error| failed(&error))?;
-        let template = Template::of_etcd(&plan, &own, &directory.join(logs::ETCD))
+        make_private_directory(&own).map_err(|error| failed(&error))?;
+        let template = Template::from_etcd_plan(&plan, &own, &directory.join(logs::ETCD))
             .map_err(|error| failed(&error))?;
         let steering =
             relay::steer_to_relay(plan.members.own, &plan.relay).map_err(|error| failed(&error))?;
@@ -132,7 +132,7 @@ impl EtcdDaemon {
             last: None,
             snapshot: None,
             rescue: JoinSet::new(),
-            rescued: None,
+            rescued: Vec::new(),
             rescues: None,
             rescue_due: None,
             held: None,
@@ -146,27 +146,28 @@ impl EtcdDaemon {
     pub async fn run(mut self, commanding: watch::Receiver<bool>) {
         let began = Instant::now();
         loop {
-            self.process.give_sign();
-            self.process.reap();
+            self.process.send_sign_of_life();
+            self.process.reap_if_exited();
             self.is_ending &= self.process.is_running();
             let seen = self.observe(*commanding.borrow());
             let serves = seen.own.answers && seen.own.opened == Opened::Named;
             // The rescue is over if another process serves, or if the rescued process serves after
             // the end of its defragmentation.
             let is_over = |it: &Rescued| seen.own.process != Some(it.pid) || it.is_unrecovered();
-            if serves && self.rescue.is_empty() && self.rescued.as_ref().is_some_and(is_over) {
-                (self.rescues, self.rescued) = (None, None);
+            if serves && self.rescue.is_empty() && self.rescued.iter().any(is_over) {
+                self.rescued.retain(|it| !is_over(it));
+                self.rescues = None;
             }
             let step = self.machine.step();
             let wanted = self.machine.next(&seen, began.elapsed());
-            self.apply(wanted);
+            self.apply_wanted(wanted);
             if wanted.rescues {
                 self.begin_rescue(seen.own.process);
             }
             if self.machine.step() != step {
                 self.log_step();
             }
-            self.publish();
+            self.publish_status();
             tokio::select! {
                 () = sleep(INTERVAL) => {}
                 Ok(()) = self.own.changed() => {}
@@ -183,17 +184,17 @@ impl EtcdDaemon {
 
     fn observe(&mut self, commanding: bool) -> EtcdObservation {
         let (answers, running) = (*self.own.borrow(), self.process.is_running());
-        let (look, is_gone) = match self.plan.database.look() {
+        let (look, is_gone) = match self.plan.database.observe_database() {
             Ok(look) => (Some(look), false),
             Err(error) => {
-                tracing::debug!(%error, "who has etcd's database cannot be seen");
+                tracing::debug!(%error, "cannot see which process has etcd's database");
                 // COMMAND has moved or removed the data: writes that the temporary etcd
                 // acknowledges would be lost.
                 (None, error.kind() == io::ErrorKind::NotFound)
             }
         };
         let process = self.own_process();
-        let lock = look.as_ref().and_then(Look::holder);
+        let lock = look.as_ref().and_then(Look::lock_holder);
         let is_temporary = |pid| running && self.is_temporary(pid);
         let (had_by_temporary, is_own) = (
             lock.is_some_and(is_temporary),
@@ -201,7 +202,7 @@ impl EtcdDaemon {
         );
         let opened = match &look {
             Some(_) if had_by_temporary => Opened::Named,
-            Some(look) if running && look.holders_of_others().any(is_temporary) => Opened::Other,
+            Some(look) if running && look.other_lock_holders().any(is_temporary) => Opened::Other,
             None if running && is_gone => Opened::Other,
             _ => Opened::Unseen,
         };
@@ -210,19 +211,21 @@ impl EtcdDaemon {
             answers,
             opened: match process {
                 Some(_) if is_own => Opened::Named,
-                Some(pid) => self.opened_by_own(pid),
+                Some(pid) => self.file_opened_by_own(pid),
                 None => Opened::Unseen,
             },
         };
+        // An etcd that has not served since it opened the file may yet refuse the file: a snapshot
+        // may be newer.
         if let Some(look) = &look
-            && (is_own || had_by_temporary)
+            && (is_own && answers || had_by_temporary)
         {
             self.snapshot = Some(look.snapshot.clone());
         }
         let holder = match (&look, lock) {
             (Some(_), Some(_)) if had_by_temporary => Holder::Temporary,
             (Some(_), Some(pid)) => {
-                self.hold(pid);
+                self.keep_process_handle(pid);
                 Holder::Another
             }
             // While a temporary etcd runs or a database is copied, the data does not count as free:
@@ -245,7 +248,7 @@ impl EtcdDaemon {
             answers: *self.temporary.borrow(),
             opened,
         };
-        let unrecovered = self.rescued.as_ref().is_some_and(Rescued::is_unrecovered);
+        let unrecovered = self.rescued.iter().any(Rescued::is_unrecovered);
         EtcdObservation {
             own,
             temporary,
@@ -258,16 +261,16 @@ impl EtcdDaemon {
 
     /// The file that the node's etcd has opened as its database: checked against the path that the
     /// bridge knows, and otherwise against the path in the process's arguments.
-    fn opened_by_own(&self, pid: i32) -> Opened {
-        let opened = match self.plan.database.opened_by(pid).0 {
+    fn file_opened_by_own(&self, pid: i32) -> Opened {
+        let opened = match self.plan.database.file_opened_by(pid).0 {
             // COMMAND may have moved the etcd's data.
             Opened::Other => {
-                Database::of_process(pid).map_or(Opened::Other, |own| own.opened_by(pid).0)
+                Database::of_process(pid).map_or(Opened::Other, |own| own.file_opened_by(pid).0)
             }
             opened => opened,
         };
         // Another process has the lock of this file, so the observation is outdated.
-        if opened == Opened::Named && self.plan.database.opened_by(pid).0 == Opened::Named {
+        if opened == Opened::Named && self.plan.database.file_opened_by(pid).0 == Opened::Named {
             return Opened::Unseen;
         }
         opened
@@ -275,7 +278,7 @@ impl EtcdDaemon {
 
     /// Holds the process that has the data, to notice its end. Another process may have the same
     /// PID later.
-    fn hold(&mut self, pid: i32) {
+    fn keep_process_handle(&mut self, pid: i32) {
         let is_held = self
             .last
             .as_ref()
@@ -306,7 +309,7 @@ impl EtcdDaemon {
         tracing::warn!(
             code = %explained::DELETED_DATABASE,
             pid,
-            "the node's own etcd serves from a database to which no name leads: the database is copied"
+            "the node's own etcd serves from a database file that was deleted or renamed: the bridge copies the database"
         );
         self.rescue
             .spawn_blocking(move || rescue_database(pid, &database, known.as_ref()));
@@ -314,31 +317,34 @@ impl EtcdDaemon {
 
     fn end_rescue(&mut self, done: Result<Option<Rescued>, JoinError>) {
         self.rescue_due = None;
-        match done {
+        let pid = self.rescues;
+        let rescued = done.unwrap_or_else(|panic| Some(Rescued::failed(pid?, panic.to_string())));
+        match &rescued {
             // A defragmentation ended well, so there was nothing to rescue. The next
             // defragmentation of the process may fail, so the process may be rescued later.
-            Ok(None) => (self.rescues, self.rescued) = (None, None),
-            Ok(Some(rescued)) => {
+            None => self.rescues = None,
+            Some(rescued) => {
+                if let Err(error) = &rescued.copy {
+                    self.rescue_due = Some(Instant::now() + RESCUES);
+                    tracing::warn!(
+                        code = %explained::DATABASE_NOT_COPIED,
+                        error,
+                        "the database of the node's own etcd was not copied"
+                    );
+                }
                 tracing::warn!("etcd: {}", rescued.trouble());
-                self.rescue_due = rescued.copy.is_err().then(|| Instant::now() + RESCUES);
-                self.rescued = Some(rescued);
-            }
-            Err(error) => {
-                tracing::warn!(
-                    code = %explained::DATABASE_NOT_COPIED,
-                    %error,
-                    "the database of the node's own etcd was not copied"
-                );
             }
         }
+        record_rescue(&mut self.rescued, pid, rescued);
     }
 
     /// Trouble for the operator to resolve.
     fn trouble(&self) -> Option<String> {
-        self.rescued
-            .as_ref()
-            .map(Rescued::trouble)
-            .or_else(|| self.machine.trouble())
+        let troubles: Vec<_> = self.rescued.iter().map(Rescued::trouble).collect();
+        if troubles.is_empty() {
+            return self.machine.trouble();
+        }
+        Some(troubles.join("; "))
     }
 
     /// The process of the node's etcd. Searched once for each listener, since the search reads all
@@ -366,7 +372,7 @@ impl EtcdDaemon {
         ancestors.any(|ancestor| Some(ancestor) == child) || cgroups().contains(&self.plan.cgroup())
     }
 
-    fn apply(&mut self, wanted: EtcdWanted) {
+    fn apply_wanted(&mut self, wanted: EtcdWanted) {
         let EtcdWanted {
             route,
             ends_connections,
@@ -413,11 +419,12 @@ impl EtcdDaemon {
             Process::Terminate
                 if self.process.is_running() && !std::mem::replace(&mut self.is_ending, true) =>
             {
-                self.process.signal(Signal::SIGTERM);
+                self.process.send_signal(Signal::SIGTERM);
             }
             Process::Kill if self.process.is_running() => {
                 self.is_ending = true;
-                self.process.signal(self.process.template.kill_signal());
+                self.process
+                    .send_signal(self.process.template.kill_signal());
             }
             Process::Run | Process::Terminate | Process::Kill => {}
         }
@@ -427,7 +434,7 @@ impl EtcdDaemon {
     /// endless streams before it stops. Steered connections belong to a marked listener, and are
     /// not ended.
     fn end_connections(&mut self) {
-        if let Err(error) = sock_diag::destroy_unmarked(self.plan.members.own.port())
+        if let Err(error) = sock_diag::destroy_unmarked_connections(self.plan.members.own.port())
             && !std::mem::replace(&mut self.cannot_end, true)
         {
             tracing::info!(%error, "cannot end the connections to the node's own etcd: etcd takes up to 7 s longer to stop");
@@ -443,7 +450,7 @@ impl EtcdDaemon {
         }
     }
 
-    fn publish(&self) {
+    fn publish_status(&self) {
         let (step, pid, trouble) = (self.machine.step(), self.process.pid(), self.trouble());
         self.status.send_if_modified(|status| {
             let is_new = (status.step, status.pid, &status.trouble) != (step, pid, &trouble);

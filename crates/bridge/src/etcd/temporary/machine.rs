@@ -218,26 +218,26 @@ impl EtcdMachine {
     pub fn trouble(&self) -> Option<String> {
         match self.step() {
             EtcdStep::Own if self.is_unseen => Some(
-                "the node's own etcd answers, and which database it has cannot be seen: see whether it is etcd with the data directory of \
-                 before"
+                "the node's own etcd answers, but its database cannot be seen: check that the process is an etcd with the data \
+                 directory of before"
                     .into(),
             ),
             _ if self.is_unseen => Some(
-                "the node's own etcd answers, and which database it has cannot be seen: no client is let through to it; see whether it is \
-                 etcd with the data directory of before, then `berth bridge end --now`"
+                "the node's own etcd answers, but its database cannot be seen: no client is let through to this etcd; check that the \
+                 process is an etcd with the data directory of before, then run `berth bridge end --now`"
                     .into(),
             ),
             _ if self.given_up => Some(
-                "the temporary etcd does not start: the node's own has the data alone, as without berth; etcd.log says why".into(),
+                "the temporary etcd does not start, and etcd.log says why: only the node's own etcd uses the data, as without berth".into(),
             ),
             EtcdStep::GivenBack => Some(format!(
-                "the node's own etcd is not there, {} s after it stopped, and COMMAND may put a backup in the place of its data: the \
-                 temporary etcd has ended before that; see why the node's own does not start",
+                "the node's own etcd has not served for 15 s without a break in the last {} s, and COMMAND may put a backup in the place of the data: the temporary etcd \
+                 has ended before this can happen; see why the node's own etcd does not start",
                 GIVES_BACK.as_secs()
             )),
             _ if self.failed > 0 => Some(format!(
-                "the node's own etcd had the data and ended, {} times: the temporary one serves, and the node's own gets it again once a \
-                 minute; its log says why, and its old manifest may help",
+                "the node's own etcd got the data and ended, {} times: the temporary etcd serves, and gives the data to the node's own \
+                 etcd again once a minute; see the log of the node's own etcd; the old manifest may help",
                 self.failed
             )),
             _ => None,
@@ -245,7 +245,7 @@ impl EtcdMachine {
     }
 
     pub fn next(&mut self, seen: &EtcdObservation, now: Duration) -> EtcdWanted {
-        self.note(seen, now);
+        self.record_times(seen, now);
         let EtcdObservation {
             own,
             temporary,
@@ -265,7 +265,7 @@ impl EtcdMachine {
             }
             EtcdStep::Stopping if temporary.serves() && !temporary.ending => EtcdStep::Temporary,
             EtcdStep::Stopping | EtcdStep::Temporary
-                if seen.unrecovered || self.is_due_back(seen, now) =>
+                if seen.unrecovered || self.is_time_to_give_back(seen, now) =>
             {
                 EtcdStep::GivenBack
             }
@@ -274,19 +274,22 @@ impl EtcdMachine {
                 EtcdStep::GivenBack
             }
             EtcdStep::Stopping if is_other || self.is_hung(seen, now) => EtcdStep::Returning,
-            EtcdStep::Temporary if !temporary.running || must_not_run(seen) => EtcdStep::Stopping,
+            EtcdStep::Temporary if !temporary.running || temporary_must_end(seen) => {
+                EtcdStep::Stopping
+            }
             // An answering etcd of the node has other data, as COMMAND wanted.
             EtcdStep::Temporary
                 if own.answers
                     || is_other
-                    || (own.waits() && now >= self.retry)
+                    || (own.waits_for_lock() && now >= self.retry)
                     || self.is_hung(seen, now) =>
             {
                 EtcdStep::Returning
             }
             EtcdStep::Returning if !temporary.running && own.process.is_none() => {
                 if self.had_data && !self.rescued {
-                    (self.failed, self.retry) = (self.failed + 1, now + self.speedup.of(RETRY));
+                    (self.failed, self.retry) =
+                        (self.failed + 1, now + self.speedup.shorten(RETRY));
                 }
                 EtcdStep::Stopping
             }
@@ -309,7 +312,7 @@ impl EtcdMachine {
             }
             Duration::ZERO
         };
-        let mut wanted = self.wanted(seen, now, elapsed);
+        let mut wanted = self.decide_wanted(seen, now, elapsed);
         let is_alone = holder != Holder::Temporary && !temporary.running;
         wanted.rescues = is_other && is_alone;
         self.rescued |= wanted.rescues;
@@ -318,7 +321,7 @@ impl EtcdMachine {
     }
 
     /// Notes since when the observed conditions hold.
-    fn note(&mut self, seen: &EtcdObservation, now: Duration) {
+    fn record_times(&mut self, seen: &EtcdObservation, now: Duration) {
         let EtcdObservation {
             own,
             temporary,
@@ -331,7 +334,7 @@ impl EtcdMachine {
         self.back = since(self.back, serves);
         let is_back = self
             .back
-            .is_some_and(|since| now.saturating_sub(since) >= self.speedup.of(BACK));
+            .is_some_and(|since| now.saturating_sub(since) >= self.speedup.shorten(BACK));
         self.away = since(self.away, !own.answers || self.away.is_some() && !is_back);
         self.ending = since(self.ending, temporary.ending);
         self.other = since(self.other, own.opened == Opened::Other);
@@ -353,7 +356,12 @@ impl EtcdMachine {
         }
     }
 
-    fn wanted(&self, seen: &EtcdObservation, now: Duration, elapsed: Duration) -> EtcdWanted {
+    fn decide_wanted(
+        &self,
+        seen: &EtcdObservation,
+        now: Duration,
+        elapsed: Duration,
+    ) -> EtcdWanted {
         let ends_connections = self.has_stopped && elapsed < ENDS_CONNECTIONS;
         let is_late = self
             .ending
@@ -381,7 +389,7 @@ impl EtcdMachine {
                 } = seen.temporary;
                 // An etcd that was told to end may exit at any time.
                 let may_begin = seen.holder == Holder::Nobody && !seen.unrecovered;
-                let may_run = !ending && !must_not_run(seen) && (running || may_begin);
+                let may_run = !ending && !temporary_must_end(seen) && (running || may_begin);
                 let temporary = if may_run { Process::Run } else { Process::Kill };
                 EtcdWanted {
                     ends_connections,
@@ -415,18 +423,18 @@ impl EtcdMachine {
         })
     }
 
-    fn is_due_back(&self, seen: &EtcdObservation, now: Duration) -> bool {
-        let waits = seen.own.waits() && self.failed == 0;
+    fn is_time_to_give_back(&self, seen: &EtcdObservation, now: Duration) -> bool {
+        let waits = seen.own.waits_for_lock() && self.failed == 0;
         let away = self
             .away
             .map_or(Duration::ZERO, |since| now.saturating_sub(since));
-        seen.commanding && !waits && away >= self.speedup.of(GIVES_BACK)
+        seen.commanding && !waits && away >= self.speedup.shorten(GIVES_BACK)
     }
 }
 
 impl OwnEtcd {
     /// True if the process has the database open, and another process has the lock.
-    fn waits(&self) -> bool {
+    fn waits_for_lock(&self) -> bool {
         self.opened == Opened::Waits
     }
 
@@ -445,7 +453,7 @@ impl TemporaryEtcd {
 
 /// True if the temporary etcd waits for data that another process has, or serves a file without a
 /// name: the next process gets everything from the log.
-fn must_not_run(seen: &EtcdObservation) -> bool {
+fn temporary_must_end(seen: &EtcdObservation) -> bool {
     seen.temporary.running
         && (seen.holder == Holder::Another || seen.temporary.opened == Opened::Other)
 }

@@ -1,7 +1,7 @@
 //! Probes of an etcd by TLS handshakes, since a stopping etcd keeps its listener but completes no
 //! handshake.
 
-use super::relay::dial_from;
+use berth_cluster::http::connect_from;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use std::io;
@@ -65,7 +65,7 @@ pub async fn probe_once(source: IpAddr, to: SocketAddr, tls: Arc<ClientConfig>) 
 /// Makes a handshake. Any TLS answer, even a TLS error, shows that the etcd serves: etcd's
 /// certificate may be renewed meanwhile.
 async fn try_handshake(source: IpAddr, to: SocketAddr, tls: Arc<ClientConfig>) -> io::Result<()> {
-    let stream = dial_from(source, to).await?;
+    let stream = connect_from(Some(source), to).await?;
     match TlsConnector::from(tls)
         .connect(ServerName::IpAddress(to.ip().into()), stream)
         .await

@@ -5,15 +5,16 @@
 //! gRPC backs off.
 
 use super::machine::Route;
+use berth_cluster::http::connect_from;
 use berth_os::explained;
 use berth_os::netdevice;
 use berth_steering::{Error, Purpose, Steering};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
 use std::os::fd::AsFd;
 use std::time::Duration;
 use tokio::io::copy_bidirectional;
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -35,7 +36,7 @@ pub const LEASE: Duration = Duration::from_secs(4);
 /// A kernel feature or permission is missing.
 pub fn steer_to_relay(at: SocketAddrV4, relay: &impl AsFd) -> Result<Steering, Error> {
     let steering = Steering::new(Purpose::Etcd, at.port(), &[(*at.ip()).into()], LEASE)?;
-    steering.give_to(relay.as_fd())?;
+    steering.steer_to(relay.as_fd())?;
     Ok(steering)
 }
 
@@ -73,7 +74,7 @@ pub async fn accept_clients<R: Future<Output = io::Result<()>> + Send + 'static>
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((client, from)) if is_of_node(from.ip()) => drop(open.spawn(relay(client))),
-                Ok((_, from)) => tracing::info!(%from, "the relay to etcd is for this node alone: a client was refused"),
+                Ok((_, from)) => tracing::info!(%from, "the relay to etcd is for clients on this node: another client was refused"),
                 Err(error) => {
                     tracing::warn!(
                         code = %explained::ETCD_RELAY,
@@ -139,7 +140,7 @@ async fn connect_to_etcd(
             Route::Temporary => members.temporary,
             Route::Own | Route::Hold => members.own,
         };
-        match dial_from(members.source.into(), to.into()).await {
+        match connect_from(Some(members.source.into()), to.into()).await {
             Err(_) if dials < DIALS => dials += 1,
             // The route has changed since.
             Ok(_) if *route.borrow() != chosen => continue,
@@ -147,17 +148,6 @@ async fn connect_to_etcd(
         }
         tokio::time::sleep(REDIAL).await;
     }
-}
-
-/// Connects from `source`. Source and destination have the same address family.
-pub async fn dial_from(source: IpAddr, to: SocketAddr) -> io::Result<TcpStream> {
-    let socket = if to.is_ipv4() {
-        TcpSocket::new_v4()
-    } else {
-        TcpSocket::new_v6()
-    }?;
-    socket.bind((source, 0).into())?;
-    socket.connect(to).await
 }
 
 #[cfg(test)]

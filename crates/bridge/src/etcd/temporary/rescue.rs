@@ -6,8 +6,7 @@
 //! snapshots are listed: the copy is complete, and no snapshot is written in between.
 
 use super::database::Database;
-use super::machine::Opened;
-use berth_os::file::{replace_file, sync_parent};
+use berth_os::file::{replace_file, sync_parent_directory};
 use berth_os::process::HeldProcess;
 use rustix::fs::ioctl_ficlone;
 use std::ffi::OsString;
@@ -27,6 +26,8 @@ const STOPS: Duration = Duration::from_secs(10);
 /// Longest stop of the process for the copy, which would never end on a hung disk.
 const COPIES: Duration = Duration::from_secs(60);
 
+const NOT_ENDED: &str = "the process had ended by itself, or the copy failed";
+
 /// Result of a rescue.
 #[derive(Debug)]
 pub struct Rescued {
@@ -37,6 +38,15 @@ pub struct Rescued {
 }
 
 impl Rescued {
+    /// The result of a rescue that copied nothing, and ended no process.
+    pub fn failed(pid: i32, why: String) -> Self {
+        Self {
+            pid,
+            copy: Err(why),
+            ended: Err(NOT_ENDED.to_owned()),
+        }
+    }
+
     /// True if the bridge did not end the process: the file at the database's path may lack writes
     /// that the process acknowledged.
     pub fn is_unrecovered(&self) -> bool {
@@ -50,39 +60,43 @@ impl Rescued {
             Err(why) => format!("this database could not be copied ({why})"),
         };
         let ended = match &self.ended {
-            Ok(()) => "the process was ended, and the log has all writes that etcd acknowledged"
+            Ok(()) => "the process was ended, and etcd's write-ahead log has all writes that etcd acknowledged"
                 .to_owned(),
             Err(why) => format!(
-                "the process was not ended ({why}) and gets no client of the bridge's: do not restart this etcd before you have read {PAGE}"
+                "the process was not ended ({why}), and the bridge sends it no clients: do not restart this etcd before you have read \
+                 {PAGE}"
             ),
         };
         format!(
-            "the node's own etcd (process {}) served from a database that was replaced, to which no name leads: {copy}; {ended}",
+            "the node's own etcd (process {}) served from a database file that was deleted or renamed: {copy}; {ended}",
             self.pid
         )
     }
 }
 
+/// Adds the rescue of the process `pid`: `None` if there was nothing to rescue. Earlier rescues go,
+/// except unrecovered ones of other processes: the file may still lack these processes' writes.
+pub fn record_rescue(all: &mut Vec<Rescued>, pid: Option<i32>, rescued: Option<Rescued>) {
+    all.retain(|it| it.is_unrecovered() && Some(it.pid) != pid);
+    all.extend(rescued);
+}
+
 /// Copies the database of a process. Ends the process if it has written no snapshot since `known`,
-/// the last snapshot from a time at which the process had the database that the path names. `None`
-/// if the process has that database now, for example after a defragmentation. Blocks for as long as
-/// the copy takes.
+/// the last snapshot from a time at which an etcd served from the database that the path names.
+/// `None` if the process has that database now, for example after a defragmentation. Blocks for as
+/// long as the copy takes.
 pub fn rescue_database(
     pid: i32,
     database: &Database,
     known: Option<&Option<OsString>>,
 ) -> Option<Rescued> {
-    let failed = |error: io::Error| error.to_string();
-    let (copy, ended) = match HeldProcess::of(pid) {
-        Ok(process) => {
-            let mut ended = Err("its copy failed".to_owned());
-            let copy = stop_and_copy(&process, database, |from| {
-                ended = end_stopped(&process, from, database, known);
-            });
-            (copy.transpose()?.map_err(failed), ended)
-        }
-        Err(error) => (Err(failed(error)), Err("it has ended by itself".to_owned())),
-    };
+    let mut ended = Err(NOT_ENDED.to_owned());
+    let copied = HeldProcess::of(pid).and_then(|process| {
+        stop_and_copy(&process, database, |from| {
+            ended = end_process_if_recoverable(&process, from, database, known);
+        })
+    });
+    let copy = copied.transpose()?.map_err(|error| error.to_string());
     Some(Rescued { pid, copy, ended })
 }
 
@@ -94,11 +108,11 @@ fn stop_and_copy(
 ) -> io::Result<Option<PathBuf>> {
     let _paused = process.pause(STOPS)?;
     let named = Database::of_process(process.pid);
-    let (opened, from) = named.as_ref().unwrap_or(database).opened_by(process.pid);
-    let Some(from) = from.filter(|_| opened == Opened::Other) else {
+    let its = named.as_ref().unwrap_or(database);
+    let Some(from) = process.read_while_alive(|pid| Ok(its.file_opened_by(pid).1))? else {
         return Ok(None);
     };
-    let copy = copy_in_time(from.clone(), database.data().to_owned())?;
+    let copy = copy_with_time_limit(from.clone(), database.data_directory().to_owned())?;
     // Whatever happens to the bridge, the log names the copy.
     tracing::info!(pid = process.pid, copy = %copy.display(), "the database of the node's own etcd was copied");
     then(&from);
@@ -107,11 +121,11 @@ fn stop_and_copy(
 
 /// Copies like [`copy_beside`], on a separate thread. A copy that takes too long is abandoned, and
 /// removed at its end.
-fn copy_in_time(from: PathBuf, beside: PathBuf) -> io::Result<PathBuf> {
+fn copy_with_time_limit(from: PathBuf, beside: PathBuf) -> io::Result<PathBuf> {
     let (done, copied) = mpsc::sync_channel(0);
     std::thread::spawn(move || {
         if let Err(mpsc::SendError(Ok(late))) = done.send(copy_beside(&from, &beside)) {
-            let _: io::Result<()> = fs::remove_file::<PathBuf>(late);
+            drop(fs::remove_file(late));
         }
     });
     copied.recv_timeout(COPIES).unwrap_or_else(|_| {
@@ -140,14 +154,14 @@ fn copy_beside(from: &Path, beside: &Path) -> io::Result<PathBuf> {
         ioctl_ficlone(&file, &from).or_else(|_| io::copy(&mut from, &mut file).map(drop))?;
         file.sync_all()
     })?;
-    sync_parent(&to).inspect_err(|_| drop(fs::remove_file(&to)))?;
+    sync_parent_directory(&to).inspect_err(|_| drop(fs::remove_file(&to)))?;
     Ok(to)
 }
 
 /// Ends a stopped process if the log has all writes that the file at the database's path lacks. The
 /// process is not ended if COMMAND moved or replaced the data: then the log is elsewhere, or the
 /// database has another name.
-fn end_stopped(
+fn end_process_if_recoverable(
     process: &HeldProcess,
     from: &Path,
     database: &Database,
@@ -155,22 +169,23 @@ fn end_stopped(
 ) -> Result<(), String> {
     let is_deleted = fs::metadata(from).is_ok_and(|file| file.nlink() == 0);
     let has_log = database
-        .has_log_of(process.pid)
-        .map_err(|error| format!("its log cannot be listed: {error}"))?;
+        .is_log_open_in(process.pid)
+        .map_err(|error| format!("etcd's write-ahead log cannot be listed: {error}"))?;
     if !is_deleted || !has_log {
         return Err(format!(
-            "its database or its log is not in {}",
-            database.data().display()
+            "the database or the write-ahead log is not in {}",
+            database.data_directory().display()
         ));
     }
-    let known = known.ok_or("its database was never seen where its path leads")?;
+    let known =
+        known.ok_or("the bridge never saw an etcd serve from the file at the database's path")?;
     let now = database
         .last_snapshot()
-        .map_err(|error| format!("its snapshots cannot be listed: {error}"))?;
+        .map_err(|error| format!("etcd's snapshots cannot be listed: {error}"))?;
     if now > *known {
         let now = now.unwrap_or_default();
         return Err(format!(
-            "etcd has written the snapshot {} since then, and its data directory has no database for that snapshot",
+            "etcd has written the newer snapshot {}, and the data directory has no database for this snapshot",
             now.display()
         ));
     }
@@ -188,6 +203,30 @@ mod tests {
     use super::*;
     use std::process::{Child, Command, Stdio};
 
+    #[test]
+    fn an_unrecovered_rescue_of_another_process_stays() {
+        let recovered = |pid| Rescued {
+            ended: Ok(()),
+            ..Rescued::failed(pid, "disk full".into())
+        };
+        let failed = |pid| Rescued::failed(pid, "disk full".into());
+        for (last, now, then) in [
+            (failed(1), Some(recovered(1)), &[(1, false)][..]),
+            (failed(1), Some(recovered(2)), &[(1, true), (2, false)]),
+            (failed(1), Some(failed(2)), &[(1, true), (2, true)]),
+            (failed(2), None, &[]),
+            (failed(1), None, &[(1, true)]),
+            (recovered(1), None, &[]),
+            (recovered(1), Some(failed(2)), &[(2, true)]),
+        ] {
+            let pid = now.as_ref().map_or(2, |now| now.pid);
+            let mut all = vec![last];
+            record_rescue(&mut all, Some(pid), now);
+            let all: Vec<_> = all.iter().map(|it| (it.pid, it.is_unrecovered())).collect();
+            assert_eq!(all, then);
+        }
+    }
+
     const FIRST: &str = "0000000000000002-0000000000002711.snap";
     const SEGMENT: &str = "member/wal/0000000000000000-0000000000000000.wal";
     const SECOND: &str = "0000000000000002-0000000000004e22.snap";
@@ -201,7 +240,7 @@ mod tests {
             .arg("--no-fork")
             .arg(database.path())
             .args(["sh", "-c", script])
-            .arg(database.data().join(SEGMENT));
+            .arg(database.data_directory().join(SEGMENT));
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -210,6 +249,21 @@ mod tests {
         let mut line = [0];
         io::Read::read_exact(child.stdout.as_mut()?, &mut line).ok()?;
         Some(child)
+    }
+
+    #[test]
+    fn a_process_that_has_ended_leaves_a_file_that_may_lack_writes() {
+        let temp = tempfile::tempdir().unwrap();
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        child.kill().unwrap();
+        let pid = child.id().try_into().unwrap();
+        // The parent has not waited for the process yet.
+        let process = HeldProcess::of(pid).unwrap();
+        assert!(process.ends_within(Duration::from_secs(60)).unwrap());
+        let database = Database::from_directory(temp.path());
+        let rescued = rescue_database(pid, &database, Some(&None)).unwrap();
+        assert!(rescued.copy.is_err() && rescued.is_unrecovered());
+        child.wait().unwrap();
     }
 
     #[test]
@@ -260,6 +314,7 @@ mod tests {
                 ends,
                 "{known:?} {now:?}: {rescued:?}"
             );
+            assert_eq!(rescued.is_unrecovered(), !ends);
             assert!(rescued.trouble().contains(&copy.display().to_string()));
             assert_eq!(rescued.trouble().contains(PAGE), !ends);
             drop(child.stdin.take());

@@ -32,7 +32,7 @@ pub struct Compared {
 
 impl Revisions {
     /// Compares revisions until the sender of `etcd` or the receiver of `compared` is dropped.
-    pub async fn compare(
+    pub async fn compare_revisions(
         self,
         mut etcd: watch::Receiver<EtcdStatus>,
         compared: watch::Sender<Compared>,
@@ -49,7 +49,7 @@ impl Revisions {
                 compared.send_modify(|compared| compared.is_open = true);
             }
             if let Some((who, url, _)) = serves
-                && let Ok(status) = self.gateway.status(url).await
+                && let Ok(status) = self.gateway.fetch_status(url).await
                 && etcd.borrow().step == step
             {
                 let missing = describe_gap(who, last, status.revision);
@@ -74,9 +74,9 @@ impl Revisions {
 fn describe_gap(who: &str, before: u64, now: u64) -> Option<String> {
     let lost = before.checked_sub(now).filter(|lost| *lost > 0)?;
     Some(format!(
-        "the {who} etcd serves from other data than was served before: it is at revision {now}, and that was at {before}, so that at least \
-         {lost} writes that were acknowledged are missing; they are in the data directory of before, if COMMAND did not overwrite it: stop \
-         what writes to the cluster, and see what COMMAND copied, and when"
+        "the {who} etcd serves from other data than before: the revision was {before} and is now {now}, so at least {lost} writes that \
+         were acknowledged are missing; the old data directory has these writes, unless COMMAND overwrote the directory: stop all \
+         clients that write to the cluster, and see what COMMAND copied, and when"
     ))
 }
 
@@ -104,7 +104,7 @@ mod tests {
             ..EtcdStatus::default()
         });
         let (tells, told) = watch::channel(Compared::default());
-        let comparing = tokio::spawn(revisions.compare(etcd, tells));
+        let comparing = tokio::spawn(revisions.compare_revisions(etcd, tells));
         let left = || members.lock().unwrap().revisions.len();
         for (step, revision) in steps {
             members.lock().unwrap().revisions = vec![*revision; 100];

@@ -2,7 +2,7 @@
 
 use super::*;
 use Step::{AwaitOwn, Drain, Hold, Linger, Overlap, Restore, Settle, Start};
-use berth_testing::{NANOSECOND, changes_after};
+use berth_testing::{NANOSECOND, assert_changes_after};
 
 const STEPS: [Step; 8] = [
     Start, Settle, Overlap, Hold, AwaitOwn, Restore, Linger, Drain,
@@ -32,6 +32,7 @@ const SERVED: BridgeObservation = BridgeObservation {
         process: Some(FIRST),
         ready: true,
     },
+    listens: true,
     steering: true,
     named: true,
     etcd: true,
@@ -49,7 +50,7 @@ const UNREADY: BridgeObservation = BridgeObservation {
 };
 
 /// A machine in the given step since the time 0.
-fn from(step: Step) -> Machine {
+fn machine_in_step(step: Step) -> Machine {
     Machine {
         step,
         since: Some(Duration::ZERO),
@@ -68,8 +69,8 @@ fn is_not_begun(machine: &Machine) -> bool {
 /// Asserts that an observation from the time 0 on leads to `next` after `time`, and not a
 /// nanosecond sooner.
 #[track_caller]
-fn leads_after(time: Duration, mut machine: Machine, seen: &BridgeObservation, next: Step) {
-    changes_after(time, machine.step, next, |now| {
+fn assert_leads_after(time: Duration, mut machine: Machine, seen: &BridgeObservation, next: Step) {
+    assert_changes_after(time, machine.step, next, |now| {
         machine.next(seen, now);
         machine.step
     });
@@ -79,11 +80,15 @@ fn leads_after(time: Duration, mut machine: Machine, seen: &BridgeObservation, n
 fn a_command_may_run_until_its_end_is_reported() {
     for step in STEPS {
         let unreported = matches!(step, Hold | Restore);
-        assert_eq!(from(step).command_may_run(), unreported, "{step}");
+        assert_eq!(
+            machine_in_step(step).command_may_run(),
+            unreported,
+            "{step}"
+        );
         assert!(
             !Machine {
                 ended: true,
-                ..from(step)
+                ..machine_in_step(step)
             }
             .command_may_run(),
             "{step}"
@@ -92,7 +97,7 @@ fn a_command_may_run_until_its_end_is_reported() {
             Machine {
                 commanding: true,
                 ended: true,
-                ..from(step)
+                ..machine_in_step(step)
             }
             .command_may_run(),
             "{step}"
@@ -101,7 +106,7 @@ fn a_command_may_run_until_its_end_is_reported() {
             Machine {
                 abandoned: true,
                 ended: true,
-                ..from(step)
+                ..machine_in_step(step)
             }
             .command_may_run(),
             "{step}"
@@ -117,7 +122,7 @@ fn a_command_may_run_until_its_end_is_reported() {
     ] {
         let mut machine = Machine {
             ended,
-            ..from(Hold)
+            ..machine_in_step(Hold)
         };
         machine.next(&BridgeObservation { etcd, ..SERVED }, Duration::ZERO);
         assert_eq!(machine.ended, then, "{ended} {etcd}");
@@ -137,7 +142,7 @@ fn steered_connections_prefer_a_process_from_after_the_start_of_the_bridge_or_co
                 first: Some(FIRST),
                 process: Some(process),
                 before: Some(before),
-                ..from(step)
+                ..machine_in_step(step)
             };
             let is_preferred = match step {
                 Start | Settle | Overlap => false,
@@ -146,21 +151,21 @@ fn steered_connections_prefer_a_process_from_after_the_start_of_the_bridge_or_co
                 Linger | Drain => true,
             };
             assert_eq!(
-                machine.preferred(),
+                machine.preferred_process(),
                 is_preferred.then_some(process),
                 "{step} {before}"
             );
         }
-        assert_eq!(from(step).preferred(), None);
+        assert_eq!(machine_in_step(step).preferred_process(), None);
     }
 }
 
 #[test]
 fn one_command_begins_in_the_step_hold() {
     for step in STEPS {
-        let mut machine = from(step);
+        let mut machine = machine_in_step(step);
         assert_eq!(
-            (machine.command_begins().is_ok(), machine.wanted),
+            (machine.request_command().is_ok(), machine.wanted),
             (step == Hold, step == Hold),
             "{step}"
         );
@@ -168,17 +173,17 @@ fn one_command_begins_in_the_step_hold() {
     assert!(
         Machine {
             wanted: true,
-            ..from(Hold)
+            ..machine_in_step(Hold)
         }
-        .command_begins()
+        .request_command()
         .is_err()
     );
     assert!(
         Machine {
             commanding: true,
-            ..from(Hold)
+            ..machine_in_step(Hold)
         }
-        .command_begins()
+        .request_command()
         .is_err()
     );
 }
@@ -193,15 +198,15 @@ fn the_end_of_a_command_counts_only_while_the_command_runs_in_the_step_hold() {
     ] {
         let mut machine = Machine {
             commanding,
-            ..from(step)
+            ..machine_in_step(step)
         };
-        machine.command_ended(Ok(true));
+        machine.record_command_end(Ok(true));
         assert_eq!((machine.step, machine.commanding), (then, false));
         let mut machine = Machine {
             commanding,
-            ..from(step)
+            ..machine_in_step(step)
         };
-        machine.command_abandoned("it went away");
+        machine.record_abandoned_command("it went away");
         let told = commanding && step == Hold;
         assert_eq!(
             (machine.abandoned, machine.trouble().is_some()),
@@ -217,33 +222,45 @@ fn files_are_restored_in_two_steps_and_not_during_a_command() {
         for commanding in [false, true] {
             let mut machine = Machine {
                 commanding,
-                ..from(step)
+                ..machine_in_step(step)
             };
             let may = step == AwaitOwn || step == Hold && !commanding;
-            assert_eq!(machine.restore().is_ok(), may, "{step} {commanding}");
+            assert_eq!(
+                machine.request_restore().is_ok(),
+                may,
+                "{step} {commanding}"
+            );
             assert_eq!(machine.step, if may { Restore } else { step });
         }
     }
     for step in STEPS {
-        for (process, before) in [(FIRST, None), (SECOND, Some(SECOND))] {
-            let mut machine = Machine {
-                first: Some(FIRST),
+        let mut machine = machine_in_step(step);
+        machine.record_restore(Ok(true));
+        let then = match step {
+            Restore => (AwaitOwn, true),
+            _ => (step, false),
+        };
+        assert_eq!((machine.step, machine.must_restart), then);
+    }
+    for (process, before) in [(FIRST, None), (SECOND, Some(SECOND))] {
+        let mut machine = Machine {
+            first: Some(FIRST),
+            restores: true,
+            ..machine_in_step(Restore)
+        };
+        let mut act = |process, action| {
+            let own = OwnObservation {
                 process: Some(process),
-                ..from(step)
+                ready: true,
             };
-            machine.record_restore(Ok(true));
-            match step {
-                // A process that was started from the restored files needs no restart.
-                Restore => assert_eq!(
-                    (machine.step, machine.before, machine.must_restart),
-                    (AwaitOwn, before, true)
-                ),
-                _ => assert_eq!(
-                    (machine.step, machine.before, machine.must_restart),
-                    (step, None, false)
-                ),
-            }
-        }
+            let seen = BridgeObservation { own, ..SERVED };
+            assert_eq!(machine.next(&seen, Duration::ZERO), action);
+            machine.before
+        };
+        // A process from before the bridge needs no restart, and neither does a process that starts
+        // during the restore.
+        assert_eq!(act(process, Action::Restore), before);
+        assert_eq!(act(SECOND + 1, Action::Wait), before);
     }
 }
 
@@ -254,7 +271,7 @@ fn an_operator_ends_the_bridge_at_once_or_when_no_command_runs() {
             let mut machine = Machine {
                 commanding,
                 before: Some(FIRST),
-                ..from(step)
+                ..machine_in_step(step)
             };
             let then = match step {
                 Linger | Drain => Some(step),
@@ -265,7 +282,7 @@ fn an_operator_ends_the_bridge_at_once_or_when_no_command_runs() {
                 _ => Some(AwaitOwn),
             };
             assert_eq!(
-                machine.end(now).is_ok(),
+                machine.request_end(now).is_ok(),
                 then.is_some(),
                 "{step} {now} {commanding}"
             );
@@ -293,43 +310,51 @@ fn an_operator_ends_the_bridge_at_once_or_when_no_command_runs() {
 fn a_refused_command_ends_the_bridge_while_nothing_depends_on_it() {
     for step in STEPS {
         for wanted in [false, true] {
-            let mut machine = Machine {
-                wanted,
-                ..from(step)
-            };
-            machine.refuse("too few");
-            let then = match step {
-                Start | Settle => Drain,
-                Overlap => Linger,
-                _ => step,
-            };
-            assert_eq!(
-                (machine.step, is_not_begun(&machine)),
-                (then, then != step),
-                "{step}"
-            );
-            assert_eq!(machine.trouble().is_some(), step == Hold && wanted);
-            let mut machine = Machine {
-                wanted,
-                ..from(step)
-            };
-            machine.cannot_steer("no descriptor");
-            let ends = step == Overlap || wanted;
-            assert_eq!(
-                (machine.step == Linger, is_not_begun(&machine)),
-                (ends || step == Linger, ends),
-                "{step}"
-            );
-            assert_eq!(machine.steering_error().is_some(), !ends);
+            // If the node's kube-apiserver has ended, nobody serves without the bridge.
+            for process in [None, Some(7)] {
+                let mut machine = Machine {
+                    wanted,
+                    process,
+                    ..machine_in_step(step)
+                };
+                let mut refused = machine.clone();
+                refused.refuse_command("too few", process);
+                let then = match step {
+                    Start | Settle => Drain,
+                    Overlap if process.is_some() => Linger,
+                    Overlap => Hold,
+                    _ => step,
+                };
+                assert_eq!(
+                    (refused.step, is_not_begun(&refused)),
+                    (then, matches!(then, Drain | Linger) && then != step),
+                    "{step}"
+                );
+                let stays = step == Hold && wanted || step == Overlap && process.is_none();
+                assert_eq!(refused.trouble().is_some(), stays);
+                machine.record_steering_failure("no descriptor");
+                let ends = process.is_some() && (step == Overlap || wanted);
+                assert_eq!(
+                    (machine.step == Linger, is_not_begun(&machine)),
+                    (ends || step == Linger, ends),
+                    "{step}"
+                );
+                assert_eq!(machine.steering_error().is_some(), !ends);
+            }
         }
     }
 }
 
 #[test]
 fn a_temporary_instance_lost_before_command_ends_the_bridge_if_the_nodes_serves() {
+    let nobody = BridgeObservation {
+        own: OwnObservation::default(),
+        ..SERVED
+    };
     for (step, wanted, temporary, seen, ends) in [
         (Overlap, false, GONE, SERVED, true),
         (Overlap, false, GONE, UNREADY, true),
+        (Overlap, false, GONE, nobody, false),
         (Overlap, false, SLOW, SERVED, false),
         (Hold, true, GONE, SERVED, true),
         (Hold, true, GONE, UNREADY, false),
@@ -339,7 +364,7 @@ fn a_temporary_instance_lost_before_command_ends_the_bridge_if_the_nodes_serves(
     ] {
         let mut machine = Machine {
             wanted,
-            ..from(step)
+            ..machine_in_step(step)
         };
         machine.next(&BridgeObservation { temporary, ..seen }, Duration::ZERO);
         let then = if ends { (Linger, true) } else { (step, false) };
@@ -357,8 +382,8 @@ fn a_slow_answer_is_no_loss_and_an_exit_is_one_at_once() {
         temporary: SLOW,
         ..SERVED
     };
-    leads_after(LOST, from(Settle), &slow, Drain);
-    let mut machine = from(Settle);
+    assert_leads_after(LOST, machine_in_step(Settle), &slow, Drain);
+    let mut machine = machine_in_step(Settle);
     machine.next(
         &BridgeObservation {
             temporary: GONE,
@@ -368,7 +393,7 @@ fn a_slow_answer_is_no_loss_and_an_exit_is_one_at_once() {
     );
     assert_eq!(machine.step, Drain);
     // An exit counts even if the process has been started again since.
-    let mut machine = from(Hold);
+    let mut machine = machine_in_step(Hold);
     assert_eq!(
         machine.next(
             &BridgeObservation {
@@ -381,7 +406,7 @@ fn a_slow_answer_is_no_loss_and_an_exit_is_one_at_once() {
     );
     assert_eq!(machine.next(&slow, secs(2)), Action::Unsteer);
     // A good answer resets the time.
-    let mut machine = from(Hold);
+    let mut machine = machine_in_step(Hold);
     for (seen, now) in [(&slow, 0), (&SERVED, 2), (&slow, 3)] {
         assert_eq!(machine.next(seen, secs(now)), Action::Wait);
     }
@@ -393,23 +418,88 @@ fn new_connections_go_to_the_ready_instance() {
         steering: false,
         ..SERVED
     };
+    // Nothing listens on the port.
+    let gone = BridgeObservation {
+        own: OwnObservation::default(),
+        ..away
+    };
+    // The search for the listener failed.
+    let unknown = BridgeObservation {
+        own: OwnObservation {
+            process: None,
+            ready: true,
+        },
+        ..away
+    };
+    let deaf = BridgeObservation {
+        listens: false,
+        ..gone
+    };
     for (seen, temporary, lost, action) in [
-        (SERVED, READY, false, None),
-        (away, READY, false, Some(Action::Steer)),
-        (SERVED, SLOW, true, Some(Action::Unsteer)),
-        (SERVED, GONE, true, Some(Action::Unsteer)),
-        (SERVED, SLOW, false, None),
-        (UNREADY, SLOW, true, None),
-        (UNREADY, GONE, true, Some(Action::Start)),
-        (away, SLOW, true, None),
-        (away, GONE, true, Some(Action::Start)),
+        (SERVED, READY, false, Action::Wait),
+        (away, READY, false, Action::Steer),
+        (SERVED, SLOW, true, Action::Unsteer),
+        (SERVED, GONE, true, Action::Unsteer),
+        (SERVED, SLOW, false, Action::Wait),
+        (UNREADY, SLOW, true, Action::Wait),
+        (UNREADY, GONE, true, Action::Start),
+        (away, SLOW, true, Action::Wait),
+        (away, GONE, true, Action::Start),
+        (gone, GONE, true, Action::Steer),
+        (gone, SLOW, true, Action::Steer),
+        (gone, SLOW, false, Action::Steer),
+        (deaf, SLOW, true, Action::Wait),
+        (unknown, SLOW, true, Action::Wait),
     ] {
         assert_eq!(
-            keep_steered(&BridgeObservation { temporary, ..seen }, lost),
+            machine_in_step(Hold).keep_steered(&BridgeObservation { temporary, ..seen }, lost),
             action,
             "{seen:?} {temporary:?}"
         );
     }
+    // After a failure to steer, a temporary instance runs first.
+    for (temporary, action) in [(SLOW, Action::Steer), (GONE, Action::Start)] {
+        let machine = Machine {
+            steering_error: Some("no descriptor".into()),
+            ..machine_in_step(Hold)
+        };
+        assert_eq!(
+            machine.keep_steered(&BridgeObservation { temporary, ..gone }, true),
+            action
+        );
+    }
+    // A kube-apiserver that listens may serve although it is not ready.
+    let unready = BridgeObservation {
+        temporary: SLOW,
+        steering: false,
+        ..UNREADY
+    };
+    assert_eq!(
+        machine_in_step(Hold).keep_steered(&unready, true),
+        Action::Wait
+    );
+}
+
+#[test]
+fn a_step_goes_on_while_new_connections_cannot_be_steered() {
+    let away = BridgeObservation {
+        steering: false,
+        ..SERVED
+    };
+    let mut machine = Machine {
+        restores: true,
+        ..machine_in_step(Restore)
+    };
+    for action in [Action::Restore, Action::Steer, Action::Steer] {
+        assert_eq!(machine.next(&away, Duration::ZERO), action);
+        machine.record_steering_failure("no descriptor");
+    }
+    assert_leads_after(LIMITS.settle, machine_in_step(AwaitOwn), &away, Linger);
+    let unready = BridgeObservation {
+        steering: false,
+        ..UNREADY
+    };
+    assert_leads_after(LIMITS.ready, machine_in_step(AwaitOwn), &unready, Hold);
 }
 
 #[test]
@@ -419,8 +509,13 @@ fn the_temporary_instance_has_its_time_and_its_tries_to_get_ready_and_settle() {
         steering: false,
         ..SERVED
     };
-    leads_after(LIMITS.ready, from(Start), &start(SLOW), Drain);
-    leads_after(LIMITS.settle, from(Settle), &start(READY), Overlap);
+    assert_leads_after(LIMITS.ready, machine_in_step(Start), &start(SLOW), Drain);
+    assert_leads_after(
+        LIMITS.settle,
+        machine_in_step(Settle),
+        &start(READY),
+        Overlap,
+    );
     for (temporary, action, step) in [
         (READY, Action::Entered, Settle),
         (SLOW, Action::Wait, Start),
@@ -439,7 +534,7 @@ fn the_temporary_instance_has_its_time_and_its_tries_to_get_ready_and_settle() {
             Drain,
         ),
     ] {
-        let mut machine = from(Start);
+        let mut machine = machine_in_step(Start);
         assert_eq!(machine.next(&start(temporary), Duration::ZERO), action);
         assert_eq!(
             (machine.step, is_not_begun(&machine)),
@@ -447,7 +542,7 @@ fn the_temporary_instance_has_its_time_and_its_tries_to_get_ready_and_settle() {
         );
     }
     // The time is over, but the last answer was slow.
-    let mut machine = from(Settle);
+    let mut machine = machine_in_step(Settle);
     assert_eq!(machine.next(&start(SLOW), LIMITS.settle), Action::Wait);
     assert_eq!(machine.step, Settle);
 }
@@ -459,12 +554,12 @@ fn a_command_waits_for_clients_and_etcd() {
         named: false,
         ..SERVED
     };
-    leads_after(OVERLAP, from(Overlap), &SERVED, Hold);
-    leads_after(NAMED, from(Overlap), &unnamed, Hold);
+    assert_leads_after(OVERLAP, machine_in_step(Overlap), &SERVED, Hold);
+    assert_leads_after(NAMED, machine_in_step(Overlap), &unnamed, Hold);
     for (seen, waits) in [(SERVED, OVERLAP), (unnamed, NAMED)] {
         let mut machine = Machine {
             wanted: true,
-            ..from(Hold)
+            ..machine_in_step(Hold)
         };
         for (now, begins) in [
             (Duration::ZERO, false),
@@ -481,7 +576,7 @@ fn a_command_waits_for_clients_and_etcd() {
     }
     let steered = || Machine {
         steered: Some(Duration::ZERO),
-        ..from(Hold)
+        ..machine_in_step(Hold)
     };
     for (seen, wanted, action) in [
         (SERVED, false, Action::Wait),
@@ -534,7 +629,7 @@ fn a_replaced_kube_apiserver_that_is_late_is_reported() {
     ] {
         let mut machine = Machine {
             commanding,
-            ..from(step)
+            ..machine_in_step(step)
         };
         for (now, late) in [
             (Duration::ZERO, false),
@@ -543,7 +638,7 @@ fn a_replaced_kube_apiserver_that_is_late_is_reported() {
         ] {
             machine.next(&seen, now);
             assert_eq!(
-                machine.own_is_late(),
+                machine.own_apiserver_is_late(),
                 is_late && late,
                 "{step} {commanding} {now:?}"
             );
@@ -553,17 +648,17 @@ fn a_replaced_kube_apiserver_that_is_late_is_reported() {
 
 #[test]
 fn the_nodes_kube_apiserver_is_back_after_it_has_stayed_ready() {
-    leads_after(LIMITS.settle, from(AwaitOwn), &SERVED, Linger);
-    leads_after(LIMITS.ready, from(AwaitOwn), &UNREADY, Hold);
+    assert_leads_after(LIMITS.settle, machine_in_step(AwaitOwn), &SERVED, Linger);
+    assert_leads_after(LIMITS.ready, machine_in_step(AwaitOwn), &UNREADY, Hold);
     let awaits = |must_restart, before| Machine {
         must_restart,
         before: Some(before),
-        ..from(AwaitOwn)
+        ..machine_in_step(AwaitOwn)
     };
     // The process must be a new one, or may be the old one.
-    leads_after(LIMITS.ready, awaits(true, FIRST), &SERVED, Hold);
-    leads_after(LIMITS.settle, awaits(true, SECOND), &SERVED, Linger);
-    leads_after(LIMITS.settle, awaits(false, FIRST), &SERVED, Linger);
+    assert_leads_after(LIMITS.ready, awaits(true, FIRST), &SERVED, Hold);
+    assert_leads_after(LIMITS.settle, awaits(true, SECOND), &SERVED, Linger);
+    assert_leads_after(LIMITS.settle, awaits(false, FIRST), &SERVED, Linger);
     let second = BridgeObservation {
         own: OwnObservation {
             process: Some(SECOND),
@@ -628,7 +723,7 @@ fn the_nodes_kube_apiserver_is_back_after_it_has_stayed_ready() {
             Hold,
         ),
     ] {
-        let mut machine = from(AwaitOwn);
+        let mut machine = machine_in_step(AwaitOwn);
         for (nth, (seen, now)) in course.iter().enumerate() {
             machine.next(seen, *now);
             let step = if nth + 1 == course.len() {
@@ -647,15 +742,21 @@ fn the_bridge_ends_after_handshakes_and_its_connections() {
         steering: false,
         ..SERVED
     };
-    assert_eq!(from(Linger).next(&SERVED, OVERLAP), Action::Unsteer);
-    leads_after(OVERLAP, from(Linger), &away, Drain);
-    assert_eq!(from(Drain).next(&away, Duration::ZERO), Action::Drain);
+    assert_eq!(
+        machine_in_step(Linger).next(&SERVED, OVERLAP),
+        Action::Unsteer
+    );
+    assert_leads_after(OVERLAP, machine_in_step(Linger), &away, Drain);
+    assert_eq!(
+        machine_in_step(Drain).next(&away, Duration::ZERO),
+        Action::Drain
+    );
     let drained = BridgeObservation {
         drained: true,
         ..away
     };
     assert_eq!(
-        from(Drain).next(&drained, Duration::ZERO),
+        machine_in_step(Drain).next(&drained, Duration::ZERO),
         Action::Finish(BridgeOutcome::Done)
     );
 }
@@ -672,7 +773,7 @@ fn a_failure_leads_to_one_restore_if_the_operator_said_so() {
         let mut machine = Machine {
             on_failure,
             outcome,
-            ..from(AwaitOwn)
+            ..machine_in_step(AwaitOwn)
         };
         machine.next(&UNREADY, LIMITS.ready);
         assert_eq!(machine.step, step, "{on_failure:?}");

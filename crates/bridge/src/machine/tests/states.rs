@@ -1,17 +1,27 @@
-//! Explores every state of a bridge within bounds: both instances, etcd, the Service, COMMAND and
-//! the operator change at any time.
+//! Explores every state of a bridge within bounds: both instances, etcd, the Service, COMMAND, a
+//! restore and the operator change at any time. The bridge reaches an instance while the instance
+//! serves. A real shim also reaches an instance that accepts connections and is not ready, and so
+//! holds clients for longer than the model.
 
 use super::*;
-use berth_testing::states::{Digest, Model, explore};
+use berth_testing::states::{Digest, Explored, Model, explore};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::hash::Hash;
+use std::rc::Rc;
 
 #[derive(Debug, Clone, Copy)]
 enum Event {
     Pass(u32),
     TemporaryEnds,
+    /// Probes of the temporary instance fail for so many seconds, although it serves.
     Slow(u32),
+    /// The temporary instance does not serve for so many seconds, and its process stays.
+    TemporaryUnready(u32),
     /// The node's kube-apiserver exits, or a new process starts and is ready after so many seconds.
     Own(Option<u32>),
+    /// The node's kube-apiserver does not serve for so many seconds, and its process stays.
+    Unready(u32),
     Etcd(bool),
     Named,
     Prepared(bool),
@@ -19,7 +29,12 @@ enum Event {
     End(Result<bool, ()>),
     Vanish,
     Operator(Order),
+    /// The restore is done. If [`Event::Own`] has happened since its begin, the kubelet has
+    /// restarted kube-apiserver already.
+    Restored,
     Steerable(bool),
+    /// The lease of the steering expires: the bridge has hung for a moment.
+    Lapse,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -27,6 +42,13 @@ enum Order {
     End,
     EndNow,
     Restore,
+}
+
+impl Event {
+    fn name(self) -> String {
+        let text = format!("{self:?}");
+        text.split('(').next().unwrap_or_default().to_owned()
+    }
 }
 
 /// Number of times that each event may still happen.
@@ -45,6 +67,8 @@ struct Bounded {
     world: World,
     budget: Budget,
     over: bool,
+    /// Names of the events of all states.
+    happened: Rc<RefCell<BTreeSet<String>>>,
 }
 
 const LATER: u32 = 1_000_000;
@@ -69,12 +93,14 @@ fn make_root(
         prepares,
         on_failure,
         restored,
+        restoring: LATER,
         ..calm_given(Fate::NeverReady)
     };
     Bounded {
         world: world_at(second, given),
         budget,
         over: false,
+        happened: Rc::default(),
     }
 }
 
@@ -102,11 +128,22 @@ impl Model for Bounded {
             budget.temporary,
             &[Event::TemporaryEnds, Event::Slow(2), Event::Slow(4)],
         );
+        may(
+            budget
+                .temporary
+                .min(u8::from(self.world.temporary_serves())),
+            &[Event::TemporaryUnready(4), Event::TemporaryUnready(25)],
+        );
         // An exit of the node's kube-apiserver after it has settled no longer concerns the bridge.
         let is_over = matches!(machine.step(), Step::Linger | Step::Drain);
         may(
             if is_over { 0 } else { budget.own },
             &[Event::Own(Some(0)), Event::Own(Some(4)), Event::Own(None)],
+        );
+        let serves = matches!(self.world.own, Some((_, 0)));
+        may(
+            if is_over || !serves { 0 } else { budget.own },
+            &[Event::Unready(2), Event::Unready(25)],
         );
         may(
             budget.others,
@@ -115,12 +152,17 @@ impl Model for Bounded {
                 Event::Steerable(given.unsteerable),
             ],
         );
+        may(
+            budget.others.min(u8::from(self.world.steering)),
+            &[Event::Lapse],
+        );
+        may(u8::from(self.world.restoring.is_some()), &[Event::Restored]);
         may(u8::from(given.named.is_none()), &[Event::Named]);
         may(
             u8::from(given.prepares.0 == LATER),
             &[Event::Prepared(true), Event::Prepared(false)],
         );
-        if machine.is_commanding() {
+        if machine.is_command_running() {
             may(
                 1,
                 &[
@@ -149,11 +191,13 @@ impl Model for Bounded {
             world,
             budget,
             over,
+            happened,
         } = self;
+        happened.borrow_mut().insert(event.name());
         match event {
             Event::Pass(seconds) => {
                 budget.passes -= 1;
-                *over = world.run(world.now + seconds).is_some();
+                *over = world.run_until(world.now + seconds).is_some();
             }
             Event::TemporaryEnds => {
                 budget.temporary -= 1;
@@ -163,49 +207,66 @@ impl Model for Bounded {
                 budget.temporary -= 1;
                 world.given.slow = Some((world.now, seconds));
             }
+            Event::TemporaryUnready(seconds) => {
+                budget.temporary -= 1;
+                world.given.slow = Some((world.now, LOST.as_secs() as u32));
+                world.temporary = world.temporary.map(|(process, _)| (process, seconds));
+            }
             Event::Own(starts) => {
                 budget.own -= 1;
-                world.own = starts.and_then(|ready| world.process(ready));
+                match starts {
+                    Some(ready) => world.start_own(ready),
+                    None => (world.own, world.own_ready) = (None, 0),
+                }
+            }
+            Event::Unready(seconds) => {
+                budget.own -= 1;
+                world.own = world.own.map(|(process, _)| (process, seconds));
                 world.own_ready = 0;
             }
             Event::Etcd(serves) => {
                 budget.others -= 1;
-                world.etcd = serves;
+                (world.etcd, world.etcd_served) = (serves, 0);
             }
             Event::Steerable(can) => {
                 budget.others -= 1;
                 world.given.unsteerable = !can;
-                if world.steering && !can {
-                    (world.steering, world.unsteered) = (false, Some(world.now));
+                if !can {
+                    world.stop_steering();
                 }
             }
+            Event::Lapse => {
+                budget.others -= 1;
+                world.stop_steering();
+            }
+            Event::Restored => world.end_restore(),
             Event::Named => world.given.named = Some(0),
             Event::Prepared(may) => world.given.prepares = (0, may),
             Event::Begin => {
                 budget.commands -= 1;
-                let _ = world.machine.command_begins();
+                let _ = world.machine.request_command();
             }
             Event::End(how) => {
                 world.command = None;
                 world
                     .machine
-                    .command_ended(how.map_err(|()| "exit status 1".into()));
+                    .record_command_end(how.map_err(|()| "exit status 1".into()));
             }
             Event::Vanish => {
                 world.command = None;
-                world.machine.command_abandoned("it went away");
+                world.machine.record_abandoned_command("it went away");
             }
             Event::Operator(order) => {
                 budget.orders -= 1;
                 let _ = match order {
-                    Order::End => world.machine.end(false),
-                    Order::EndNow => world.machine.end(true),
-                    Order::Restore => world.machine.restore(),
+                    Order::End => world.machine.request_end(false),
+                    Order::EndNow => world.machine.request_end(true),
+                    Order::Restore => world.machine.request_restore(),
                 };
             }
         }
         if !*over {
-            *over = world.act().is_some();
+            *over = world.carry_out_actions().is_some();
         }
         world.acts.clear();
     }
@@ -216,7 +277,7 @@ impl Model for Bounded {
     }
 
     /// Once failures stop and the operator ends the bridge, the bridge ends.
-    fn check(&self, _: usize) {
+    fn check_state(&self, _: usize) {
         let mut model = self.clone();
         if model.over {
             return;
@@ -224,12 +285,15 @@ impl Model for Bounded {
         let World { given, .. } = &mut model.world;
         (given.unsteerable, given.slow, given.prepares.0) = (false, None, given.prepares.0.min(1));
         (given.start, given.own, given.restored) = (Some(1), Fate::Restarts(0), Some(Some(0)));
-        model.world.etcd = true;
-        model.world.own = model.world.process(0);
-        model.world.run(model.world.now + 20);
-        model.world.machine.command_ended(Ok(false));
-        let _ = model.world.machine.end(false);
-        let outcome = model.world.run(model.world.now + 400);
+        given.restoring = 0;
+        let temporary = model.world.temporary;
+        model.world.temporary = temporary.map(|(process, left)| (process, left.min(1)));
+        (model.world.etcd, model.world.dark) = (true, 0);
+        model.world.start_own(0);
+        model.world.run_until(model.world.now + 20);
+        model.world.machine.record_command_end(Ok(false));
+        let _ = model.world.machine.request_end(false);
+        let outcome = model.world.run_until(model.world.now + 400);
         assert!(
             outcome.is_some(),
             "it does not end: {:?}",
@@ -276,7 +340,8 @@ impl World {
             *process,
             *before,
             own_ready.map(|(process, _)| process),
-            self.own.map(|(own, _)| own),
+            self.own_process(),
+            self.before,
         ];
         let name = |of: Option<u64>| all.iter().position(|known| *known == of);
         (
@@ -291,7 +356,7 @@ impl World {
         )
             .hash(digest);
         (
-            age(since, 121),
+            age(since, 144),
             left(etcd_lost),
             age(&own_ready.map(|(_, since)| since), 21),
             age(steered, 15),
@@ -346,19 +411,23 @@ impl World {
             self.dark,
             self.steered.map(|since| age(since, 15)),
             age(self.resteered, 5),
+            self.unreachable.min(HOLD),
         )
             .hash(digest);
         (
             self.unsteered.map(|since| age(since, 5)),
             self.prepares.is_some(),
             self.command.is_some(),
+            self.restoring.is_some(),
+            self.started == Some(self.now),
+            self.etcd_served.min(21),
         )
             .hash(digest);
     }
 }
 
 const NONE: Budget = Budget {
-    passes: 4,
+    passes: 2,
     temporary: 0,
     own: 0,
     others: 0,
@@ -366,20 +435,50 @@ const NONE: Budget = Budget {
     orders: 0,
 };
 
-fn explore_with(name: &str, budget: Budget, usually: usize) {
+/// Seconds in which the temporary instance gets ready, settles, gets the first connections, and
+/// waits for COMMAND.
+const STEPS: [u32; 4] = [9, 29, 31, 40];
+
+/// Returns the names of the events that can happen after one of these seconds: the search must
+/// have each of them.
+fn list_possible_events(seconds: &[u32], budget: &Budget) -> BTreeSet<String> {
+    let begins = u8::from(seconds.iter().any(|second| *second < 32));
+    let all = [
+        (1, "Pass Begin End Vanish Restored"),
+        (begins, "Named Prepared"),
+        (budget.temporary, "TemporaryEnds Slow TemporaryUnready"),
+        (budget.own, "Own Unready"),
+        (budget.others, "Etcd Steerable Lapse"),
+        (budget.orders, "Operator"),
+    ];
+    let may_happen = all.into_iter().filter(|(left, _)| *left > 0);
+    may_happen
+        .flat_map(|(_, names)| names.split(' ').map(str::to_owned))
+        .collect()
+}
+
+/// Returns the result of a search, and whether each kind of event has happened.
+fn explore_with(name: &str, seconds: &[u32], budget: Budget, usually: usize) -> (Explored, bool) {
+    let happened = Rc::default();
     let mut roots = Vec::new();
-    for on_failure in [OnFailure::Stay, OnFailure::Restore, OnFailure::End] {
-        for restored in [None, Some(Some(3))] {
-            roots.extend(
-                [9, 29, 31, 40].map(|second| make_root(second, on_failure, restored, budget)),
-            );
-        }
+    for (on_failure, restored) in [
+        (OnFailure::Stay, Some(Some(3))),
+        (OnFailure::Restore, None),
+        (OnFailure::Restore, Some(Some(3))),
+        (OnFailure::End, Some(Some(3))),
+    ] {
+        roots.extend(seconds.iter().map(|second| Bounded {
+            happened: Rc::clone(&happened),
+            ..make_root(*second, on_failure, restored, budget)
+        }));
     }
-    explore(name, &roots, usually);
+    let found = explore(name, &roots, usually);
+    let all = *happened.borrow() == list_possible_events(seconds, &budget);
+    (found, all)
 }
 
 #[test]
-fn every_state_of_a_bridge() {
+fn every_state_of_a_bridge_leads_to_its_end() {
     let all = Budget {
         passes: 6,
         temporary: 2,
@@ -388,43 +487,113 @@ fn every_state_of_a_bridge() {
         commands: 2,
         orders: 2,
     };
-    explore_with("bridge", all, 8_000);
+    let (found, have_happened) = explore_with("bridge", &STEPS, all, 8_000);
+    assert!(have_happened && found.states >= 8_000, "{found:?}");
 }
 
-/// Few events of each kind, to explore every order of events.
+/// Few events of each kind, in every order. The floors are a little below the numbers of states.
 #[test]
-fn every_state_of_a_bridge_and_a_few_faults() {
-    explore_with(
+fn every_state_of_a_bridge_with_a_few_faults_leads_to_its_end() {
+    let all = |name, seconds: &[u32], budget, floor| {
+        let (found, have_happened) = explore_with(name, seconds, budget, 1_000_000);
+        assert!(
+            found.exhausted && found.states >= floor && have_happened,
+            "{found:?}"
+        );
+    };
+    let (late, last) = (&STEPS[2..], &STEPS[3..]);
+    all("bridge, no fault", &STEPS, NONE, 2_200);
+    all(
         "bridge, its instance fails",
+        last,
         Budget {
-            temporary: 2,
-            ..NONE
-        },
-        6_000,
-    );
-    explore_with(
-        "bridge, the node's own fails",
-        Budget { own: 2, ..NONE },
-        6_000,
-    );
-    explore_with(
-        "bridge, etcd fails or nothing can be steered",
-        Budget { others: 2, ..NONE },
-        6_000,
-    );
-    explore_with(
-        "bridge, the operator interferes",
-        Budget { orders: 2, ..NONE },
-        6_000,
-    );
-    explore_with(
-        "bridge, two commands",
-        Budget {
-            passes: 5,
-            commands: 2,
             temporary: 1,
             ..NONE
         },
-        6_000,
+        7_200,
     );
+    all(
+        "bridge, the node's own fails",
+        last,
+        Budget { own: 1, ..NONE },
+        8_800,
+    );
+    all(
+        "bridge, etcd fails or nothing can be steered",
+        late,
+        Budget { others: 1, ..NONE },
+        12_400,
+    );
+    all(
+        "bridge, the operator interferes",
+        &STEPS,
+        Budget { orders: 1, ..NONE },
+        7_900,
+    );
+    all(
+        "bridge, two commands",
+        &STEPS,
+        Budget {
+            commands: 2,
+            ..NONE
+        },
+        3_900,
+    );
+    // Both instances fail, or the node's own fails during a restore.
+    let few = Budget {
+        passes: 1,
+        own: 1,
+        ..NONE
+    };
+    all(
+        "bridge, both fail",
+        last,
+        Budget {
+            temporary: 1,
+            ..few
+        },
+        25_500,
+    );
+    all(
+        "bridge, a restore",
+        last,
+        Budget { orders: 1, ..few },
+        8_900,
+    );
+}
+
+/// Two faults of one kind, and more time.
+#[test]
+fn every_state_of_a_bridge_with_two_faults_leads_to_its_end() {
+    let few = Budget { passes: 4, ..NONE };
+    for (name, budget) in [
+        (
+            "bridge, its instance fails twice",
+            Budget {
+                temporary: 2,
+                ..few
+            },
+        ),
+        (
+            "bridge, the node's own fails twice",
+            Budget { own: 2, ..few },
+        ),
+        (
+            "bridge, etcd or the steering fails twice",
+            Budget { others: 2, ..few },
+        ),
+        ("bridge, two orders", Budget { orders: 2, ..few }),
+        (
+            "bridge, two commands and a fault",
+            Budget {
+                passes: 5,
+                commands: 2,
+                temporary: 1,
+                ..few
+            },
+        ),
+    ] {
+        let (found, _) = explore_with(name, &STEPS, budget, 2_000);
+        assert!(found.states >= 2_000, "{found:?}");
+    }
 }

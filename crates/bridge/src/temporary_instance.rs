@@ -7,16 +7,18 @@
 
 use super::cgroup;
 use super::etcd::temporary::{self, database::Database};
-use super::localhost::{ETCD, OWN, TEMPORARY, TEMPORARY_ETCD, temporary_name};
+use super::localhost::{
+    ETCD, OWN_NAME, TEMPORARY_ETCD_NAME, TEMPORARY_NAME, temporary_process_name,
+};
 use super::logs;
 use super::plan::BridgePlan;
 use super::pod::RunningPod;
 use super::pod::container::{self, Container};
-use berth_exec::args::{self, ArgsError, Wanted};
+use berth_exec::args::{self, ArgsError, WantedValues};
 use berth_manifest::command::{AUDIT_LOG, audit_log};
-use berth_node::instance::InstanceId;
-use berth_os::file::{none_if_missing, open_regular, program_in_memory};
-use berth_os::namespaces::{Enclosure, SignWriter, run_in_namespaces, signs_of_life};
+use berth_node::instance_id::InstanceId;
+use berth_os::file::{create_program_in_memory, none_if_missing, open_regular_file};
+use berth_os::namespaces::{Enclosure, SignWriter, open_signs_of_life, run_in_namespaces};
 use berth_os::process::{KILL_CHILD, ProcessAttributes};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -37,24 +39,25 @@ use tokio::time::Instant;
 
 /// Directory and names of the certificate that kube-apiserver makes if none is given, and the
 /// directory of the temporary instance's copy.
-const CERTIFICATES: &str = "/var/run/kubernetes";
-const CERTIFICATE: [&str; 2] = ["apiserver.crt", "apiserver.key"];
-const CERT_DIR: &str = "bridge-cert-dir";
+const CERTIFICATE_DIRECTORY: &str = "/var/run/kubernetes";
+const CERTIFICATE_FILES: [&str; 2] = ["apiserver.crt", "apiserver.key"];
+const TEMPORARY_CERT_DIR: &str = "bridge-cert-dir";
 
 /// Directory for copies of files that the arguments name.
-const FILES: &str = "bridge-files";
+const COPIES_DIRECTORY: &str = "bridge-files";
 
-/// Directory in which the program has the temporary instance's name.
-const PROGRAM: &str = "bridge-program";
+/// Directory with a link to the copied program. The link has the temporary instance's name, and so
+/// has the process that executes it.
+const PROGRAM_DIRECTORY: &str = "bridge-program";
 
-const DEBUG_SOCKET: &str = "--debug-socket-path";
+const DEBUG_SOCKET_FLAG: &str = "--debug-socket-path";
 
 /// Shortest time between two starts of a temporary instance.
 pub const RESTART: Duration = Duration::from_secs(1);
 
 /// Time for which the temporary etcd lives without a sign of life from the bridge. If the bridge
 /// hangs, the node's etcd gets the data after this time.
-const SIGNS: Duration = Duration::from_secs(10);
+const SIGN_OF_LIFE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Everything needed to start a temporary instance.
 #[derive(Debug)]
@@ -67,8 +70,9 @@ pub struct Template {
     audit: Option<PathBuf>,
     /// SELinux label of files that a container may write to.
     label: Option<String>,
-    /// The file of exclusive data, which the instance cannot replace: etcd's database. An instance
-    /// with such a file is killed when the signs of life stop.
+    /// etcd's database: a file that only one process may use at a time, and that the instance
+    /// cannot replace. An instance with such a file is killed when the bridge gives no more signs
+    /// of life.
     exclusive: Option<PathBuf>,
 }
 
@@ -96,13 +100,13 @@ impl Executable {
         let renamed = argv.first_mut().filter(|own| {
             Path::new(own)
                 .file_name()
-                .and_then(temporary_name)
+                .and_then(temporary_process_name)
                 .is_some()
         });
         if let Some(own) = renamed {
             *own = name.into();
         }
-        let named = link_program(&program, &directory.join(PROGRAM), name)?;
+        let named = link_program(&program, &directory.join(PROGRAM_DIRECTORY), name)?;
         Ok(Self::Program {
             _program: program,
             named,
@@ -120,14 +124,15 @@ impl Template {
     /// # Errors
     /// The program, or a file that the arguments name, cannot be copied.
     pub fn new(plan: &BridgePlan) -> io::Result<Self> {
-        plan.process.read(|pid| Self::from_plan(plan, pid))
+        plan.process
+            .read_while_alive(|pid| Self::from_plan(plan, pid))
     }
 
     fn from_plan(plan: &BridgePlan, pid: i32) -> io::Result<Self> {
         let directory = plan.options.directory.clone();
         let executable = match &plan.pod {
             Some(pod) => {
-                let cgroup = cgroup::of_container(OWN, *plan.temporary.ip());
+                let cgroup = cgroup::name_container_cgroup(OWN_NAME, *plan.temporary.ip());
                 Executable::Container(Container::new(
                     pod,
                     &plan.argv,
@@ -139,22 +144,22 @@ impl Template {
             }
             None => {
                 let mut argv = plan.argv.clone();
-                if is_root(&plan.like) {
-                    argv = copy_files(argv, &directory.join(FILES))?;
-                    copy_certificate(&plan.command, &directory.join(CERT_DIR))?;
+                if runs_as_root(&plan.like) {
+                    argv = copy_files(argv, &directory.join(COPIES_DIRECTORY))?;
+                    copy_certificate(&plan.command, &directory.join(TEMPORARY_CERT_DIR))?;
                 }
-                Executable::from_process((pid, TEMPORARY), argv, &plan.like, &directory)?
+                Executable::from_process((pid, TEMPORARY_NAME), argv, &plan.like, &directory)?
             }
         };
         let label = plan
             .pod
             .as_ref()
-            .and_then(RunningPod::label)
+            .and_then(RunningPod::selinux_label)
             .map(str::to_owned);
-        let log = directory.join(logs::INSTANCE);
+        let log = directory.join(logs::INSTANCE_LOG);
         Ok(Self {
             address: plan.temporary,
-            name: OWN,
+            name: OWN_NAME,
             executable,
             log,
             audit: plan.audit.clone(),
@@ -167,8 +172,12 @@ impl Template {
     ///
     /// # Errors
     /// As for [`Self::new`].
-    pub fn of_etcd(plan: &temporary::Plan, directory: &Path, log: &Path) -> io::Result<Self> {
-        plan.process.read(|pid| {
+    pub fn from_etcd_plan(
+        plan: &temporary::Plan,
+        directory: &Path,
+        log: &Path,
+    ) -> io::Result<Self> {
+        plan.process.read_while_alive(|pid| {
             let (like, argv, database) = (&plan.like, &plan.argv, plan.database.path());
             let executable = match &plan.pod {
                 Some(pod) => {
@@ -183,14 +192,17 @@ impl Template {
                         directory,
                     )?)
                 }
-                None => {
-                    Executable::from_process((pid, TEMPORARY_ETCD), argv.clone(), like, directory)?
-                }
+                None => Executable::from_process(
+                    (pid, TEMPORARY_ETCD_NAME),
+                    argv.clone(),
+                    like,
+                    directory,
+                )?,
             };
             let label = plan
                 .pod
                 .as_ref()
-                .and_then(RunningPod::label)
+                .and_then(RunningPod::selinux_label)
                 .map(str::to_owned);
             let (address, log) = (plan.members.temporary, log.to_owned());
             Ok(Self {
@@ -216,9 +228,10 @@ impl Template {
             .append(true)
             .mode(0o600)
             .open(&self.log)?;
-        container::let_write(&log, self.label.as_deref())?;
+        container::allow_writes(&log, self.label.as_deref())?;
         let (writer, signs) = match &self.exclusive {
-            Some(_) => signs_of_life(SIGNS).map(|(writer, signs)| (Some(writer), Some(signs)))?,
+            Some(_) => open_signs_of_life(SIGN_OF_LIFE_TIMEOUT)
+                .map(|(writer, signs)| (Some(writer), Some(signs)))?,
             None => (None, None),
         };
         let mut command = match &self.executable {
@@ -229,8 +242,8 @@ impl Template {
                 like,
                 ..
             } => {
-                // The child inherits the descriptor, which has the same number there and is not
-                // closed.
+                // The child inherits the descriptor, which keeps its number in the child and is not
+                // closed by execve(2).
                 let mut command =
                     Command::new(format!("/proc/self/fd/{}/{name}", named.as_raw_fd()));
                 if let Some((name, arguments)) = argv.split_first() {
@@ -243,13 +256,13 @@ impl Template {
                             &mut command,
                             Enclosure {
                                 pinned,
-                                like,
+                                attributes: like,
                                 signs,
                                 ..Enclosure::default()
                             },
                         )?;
                     }
-                    None => like.apply(&mut command),
+                    None => like.apply_attributes_to_command(&mut command),
                 }
                 command
             }
@@ -266,7 +279,7 @@ impl Template {
             && self.exclusive.is_none()
             && let Some(Err(error)) = child.id().map(|pid| like.set_oom_score(pid))
         {
-            tracing::info!(%error, "the temporary {} has another OOM score than the running one", self.name);
+            tracing::info!(%error, "the OOM score of the temporary {} differs from that of the running process", self.name);
         }
         Ok((child, writer))
     }
@@ -280,8 +293,8 @@ impl Template {
         }
     }
 
-    /// Log files of the instance, which stay.
-    pub fn logs(&self) -> Vec<PathBuf> {
+    /// Log files of the instance. They are kept when the bridge has ended.
+    pub fn log_paths(&self) -> Vec<PathBuf> {
         [self.log.clone()]
             .into_iter()
             .chain(self.audit.clone())
@@ -289,7 +302,7 @@ impl Template {
     }
 }
 
-/// The process of a template, which can be started again after its end.
+/// The process of a temporary instance. After its end, it can be started again from the template.
 #[derive(Debug)]
 pub struct TemporaryProcess {
     pub template: Template,
@@ -347,14 +360,14 @@ impl TemporaryProcess {
 
     /// Gives a sign of life. Must be called repeatedly by the thread that decides: after 10 s
     /// without a sign, an etcd is killed.
-    pub fn give_sign(&self) {
+    pub fn send_sign_of_life(&self) {
         if let Some(signs) = &self.signs {
-            signs.give();
+            signs.send_sign();
         }
     }
 
     /// Reaps the process if it has exited.
-    pub fn reap(&mut self) {
+    pub fn reap_if_exited(&mut self) {
         if let Some(Ok(Some(status))) = self.child.as_mut().map(Child::try_wait) {
             (self.child, self.signs) = (None, None);
             self.ends += 1;
@@ -362,14 +375,14 @@ impl TemporaryProcess {
         }
     }
 
-    pub fn signal(&self, signal: Signal) {
+    pub fn send_signal(&self, signal: Signal) {
         let pid = self.pid().and_then(|pid| i32::try_from(pid).ok());
         if let Some(Err(error)) = pid.map(|pid| kill(Pid::from_raw(pid), signal)) {
             tracing::info!(%error, %signal, "cannot signal the temporary {}", self.template.name);
         }
     }
 
-    /// Waits for the process to exit; forever, if it does not run.
+    /// Waits for the process to exit. Never returns if the process does not run.
     pub async fn wait_for_exit(&mut self) {
         match &mut self.child {
             Some(child) => drop(child.wait().await),
@@ -380,13 +393,15 @@ impl TemporaryProcess {
 
 /// True if the instance may read root's files. An instance of another user reads the running
 /// kube-apiserver's files, and writes only logs.
-fn is_root(like: &ProcessAttributes) -> bool {
+fn runs_as_root(like: &ProcessAttributes) -> bool {
     like.uid == 0
 }
 
-/// Command line of the temporary instance. `advertise` is used without `--advertise-address`. Files
-/// of the temporary instance are in `directory`, except for the audit log, which goes beside the
-/// existing audit log. `like` is `None` in a container, which has private files.
+/// Command line of the temporary instance, which listens on `address`. `advertise` is the
+/// advertised address if the running kube-apiserver's arguments name none. The temporary instance
+/// writes its files to `directory`, except for the audit log, which goes beside the existing audit
+/// log. `like` has the running process's attributes, and is `None` in a container, which has its
+/// own copies of files.
 ///
 /// # Errors
 /// A flag that must be replaced has no value.
@@ -398,7 +413,7 @@ pub fn temporary_arguments(
     instance: &InstanceId,
     directory: &Path,
 ) -> Result<Vec<OsString>, ArgsError> {
-    let wanted = Wanted {
+    let wanted = WantedValues {
         address: *address.ip(),
         port: address.port(),
         advertise,
@@ -413,16 +428,17 @@ pub fn temporary_arguments(
         args::set_flag(&mut argv, AUDIT_LOG, own.as_os_str());
     }
     // kube-apiserver writes to the directory only if no certificate is given.
-    if like.is_some_and(is_root) && args::flag_value(&argv, "--tls-cert-file").is_none() {
+    if like.is_some_and(runs_as_root) && args::flag_value(&argv, "--tls-cert-file").is_none() {
         args::set_flag(
             &mut argv,
             "--cert-dir",
-            directory.join(CERT_DIR).as_os_str(),
+            directory.join(TEMPORARY_CERT_DIR).as_os_str(),
         );
     }
-    if args::flag_value(&argv, DEBUG_SOCKET).is_some_and(|path| !path.is_empty()) {
-        // Off: the temporary instance would take over the running kube-apiserver's socket.
-        args::set_flag(&mut argv, DEBUG_SOCKET, "".as_ref());
+    if args::flag_value(&argv, DEBUG_SOCKET_FLAG).is_some_and(|path| !path.is_empty()) {
+        // The debug socket is turned off, because the temporary instance would take over the
+        // running kube-apiserver's socket.
+        args::set_flag(&mut argv, DEBUG_SOCKET_FLAG, "".as_ref());
     }
     Ok(argv)
 }
@@ -441,15 +457,15 @@ fn bridge_audit_log(path: &Path) -> PathBuf {
 /// Copies a program into memory. Children inherit the descriptor, because a script's interpreter
 /// reads the script by its name in /proc.
 fn copy_program(program: &Path, name: &str) -> io::Result<File> {
-    let mut copy = program_in_memory(name)?;
+    let mut copy = create_program_in_memory(name)?;
     io::copy(&mut File::open(program)?, &mut copy)?;
     copy.set_permissions(fs::Permissions::from_mode(0o555))?;
     Ok(copy)
 }
 
 /// Creates a directory in which the program has the temporary instance's name, because a process is
-/// named after the executed file. The returned descriptor leads to the directory in children, too,
-/// whatever their user.
+/// named after the executed file. Through the returned descriptor, child processes reach the
+/// directory, whichever user they run as.
 fn link_program(program: &File, directory: &Path, name: &str) -> io::Result<OwnedFd> {
     fs::create_dir_all(directory)?;
     fs::set_permissions(directory, fs::Permissions::from_mode(0o711))?;
@@ -464,8 +480,9 @@ fn link_program(program: &File, directory: &Path, name: &str) -> io::Result<Owne
     )?)
 }
 
-/// Copies the files that the arguments name into a new directory, and names the copies instead.
-/// Configuration is not copied, since it may name more files relative to itself.
+/// Copies the files that the arguments name into a new directory, and returns the arguments with
+/// the paths of the copies. Configuration is not copied, since it may name more files relative to
+/// itself.
 fn copy_files(argv: Vec<OsString>, directory: &Path) -> io::Result<Vec<OsString>> {
     fs::create_dir_all(directory)?;
     let mut flag = OsString::new();
@@ -500,7 +517,7 @@ fn copy_files(argv: Vec<OsString>, directory: &Path) -> io::Result<Vec<OsString>
             .truncate(true)
             .mode(0o600)
             .open(&own)?;
-        let copy = open_regular(path).and_then(|mut from| io::copy(&mut from, &mut file));
+        let copy = open_regular_file(path).and_then(|mut from| io::copy(&mut from, &mut file));
         copy.map_err(|error| {
             io::Error::new(
                 error.kind(),
@@ -521,8 +538,9 @@ fn copy_certificate(command: &[OsString], directory: &Path) -> io::Result<()> {
         return Ok(());
     }
     fs::create_dir_all(directory)?;
-    let from = args::flag_value(command, "--cert-dir").map_or(Path::new(CERTIFICATES), Path::new);
-    for name in CERTIFICATE {
+    let from =
+        args::flag_value(command, "--cert-dir").map_or(Path::new(CERTIFICATE_DIRECTORY), Path::new);
+    for name in CERTIFICATE_FILES {
         none_if_missing(fs::copy(from.join(name), directory.join(name)))?;
     }
     Ok(())
@@ -532,7 +550,12 @@ fn copy_certificate(command: &[OsString], directory: &Path) -> io::Result<()> {
 pub fn remove_files(directory: &Path) {
     container::remove_leftovers(directory);
     container::remove_leftovers(&directory.join(ETCD));
-    for name in [CERT_DIR, FILES, PROGRAM, ETCD] {
+    for name in [
+        TEMPORARY_CERT_DIR,
+        COPIES_DIRECTORY,
+        PROGRAM_DIRECTORY,
+        ETCD,
+    ] {
         let _ = fs::remove_dir_all(directory.join(name));
     }
 }
@@ -545,7 +568,7 @@ mod tests {
         text.split(' ').map(OsString::from).collect()
     }
 
-    fn rewrite_text(uid: u32, text: &str) -> String {
+    fn render_temporary_arguments(uid: u32, text: &str) -> String {
         let address = "127.1.2.3:7000".parse().unwrap();
         let instance = InstanceId::parse("bridge").unwrap();
         let like = ProcessAttributes {
@@ -568,18 +591,18 @@ mod tests {
     fn the_temporary_instance_has_its_own_address_and_files() {
         let given = "kube-apiserver --secure-port 6443 --audit-log-path=/var/log/audit.log --debug_socket_path /run/x";
         assert_eq!(
-            rewrite_text(0, given),
+            render_temporary_arguments(0, given),
             "kube-apiserver --bind-address=127.1.2.3 --secure-port=7000 --advertise-address=10.0.0.5 \
              --endpoint-reconciler-type=none --audit-log-path=/var/log/audit-bridge.log --cert-dir=/b/bridge-cert-dir \
              --debug-socket-path="
         );
         assert!(
-            !rewrite_text(1000, given).contains("--cert-dir"),
+            !render_temporary_arguments(1000, given).contains("--cert-dir"),
             "it could not write there"
         );
         let given = "k --bind-address=:: --advertise-address=10.9.9.9 --tls-cert-file=/c --audit-log-path=- --endpoint-reconciler-type=lease";
         assert_eq!(
-            rewrite_text(0, given),
+            render_temporary_arguments(0, given),
             "k --advertise-address=10.9.9.9 --tls-cert-file=/c --audit-log-path=- --bind-address=127.1.2.3 --secure-port=7000 \
              --endpoint-reconciler-type=none"
         );
@@ -588,18 +611,18 @@ mod tests {
     #[test]
     fn clients_see_the_certificate_that_the_running_instance_made() {
         let temp = tempfile::tempdir().unwrap();
-        for name in CERTIFICATE {
+        for name in CERTIFICATE_FILES {
             fs::write(temp.path().join(name), name).unwrap();
         }
-        let own = temp.path().join(CERT_DIR);
+        let own = temp.path().join(TEMPORARY_CERT_DIR);
         copy_certificate(
             &parse_argv(&format!("k --cert-dir={}", temp.path().display())),
             &own,
         )
         .unwrap();
         assert_eq!(
-            CERTIFICATE.map(|name| fs::read_to_string(own.join(name)).unwrap()),
-            CERTIFICATE
+            CERTIFICATE_FILES.map(|name| fs::read_to_string(own.join(name)).unwrap()),
+            CERTIFICATE_FILES
         );
         remove_files(temp.path());
         copy_certificate(&parse_argv("k --tls-cert-file=/c"), &own).unwrap();
