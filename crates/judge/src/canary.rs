@@ -11,7 +11,7 @@ use crate::verdict::Outcome;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Time between two samples.
+/// Time between two samples of the instances' metrics.
 pub const INTERVAL: Duration = Duration::from_secs(2);
 
 /// All connections, in thousandths.
@@ -19,14 +19,15 @@ pub const ALL: u16 = 1000;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// Time before the first step.
+    /// How long the new instance runs without clients before the first step, while berth's own
+    /// requests warm it.
     pub warm: Duration,
     /// The new instance's share in each step, in thousandths, always larger than in the step
     /// before.
     pub parts: Vec<u16>,
-    /// Duration of each of these steps.
+    /// How long the new instance keeps each share of `parts`.
     pub step: Duration,
-    /// Time for which the new instance has all connections.
+    /// How long the new instance has all connections at the end of the plan.
     pub bake: Duration,
 }
 
@@ -56,7 +57,7 @@ impl Plan {
 ///
 /// # Errors
 /// The text is no ascending list of percentages between 1 and 99.
-pub fn parse_parts(text: &str) -> Result<Vec<u16>, String> {
+pub fn parse_shares(text: &str) -> Result<Vec<u16>, String> {
     let part = |word: &str| {
         let percent: u16 = word.trim().strip_suffix('%')?.parse().ok()?;
         (1..100).contains(&percent).then_some(10 * percent)
@@ -70,17 +71,17 @@ pub fn parse_parts(text: &str) -> Result<Vec<u16>, String> {
         })
 }
 
-/// A share as text.
+/// Formats a share in thousandths as a percentage, without fractions: 50 as `5 %`.
 #[must_use]
 pub fn format_percent(permille: u16) -> String {
     format!("{} %", permille / 10)
 }
 
-/// What to do until the next sample.
+/// Tells the caller of [`Canary::next`] what to do until the next sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
     /// The new instance's share of new connections, in thousandths. `begins` is true at the start
-    /// of a step; unless the share is 0, the judge must be told ([`crate::Judge::begin_step`]).
+    /// of a step; if the share is above 0, the caller then calls [`crate::Judge::begin_step`].
     Share { permille: u16, begins: bool },
     /// The upgrade is over, and undecided if there were too few requests for a verdict.
     End(Outcome),
@@ -88,15 +89,17 @@ pub enum Wanted {
 
 #[derive(Debug)]
 pub struct Canary {
-    /// The remaining stages, the next stage last.
+    /// The stages that have not begun, in reverse order. Each has the new instance's share and its
+    /// duration.
     stages: Vec<(u16, Duration)>,
-    /// The current share, and the end of the current stage.
+    /// The current share, and the time at which the current stage ends. `None` before the first
+    /// sample.
     now: Option<(u16, Duration)>,
 }
 
 impl Canary {
     pub fn new(plan: &Plan) -> Self {
-        // Without time there is nothing to judge by.
+        // A stage without time is left out, because there would be no samples to judge by.
         Self {
             stages: plan
                 .stages()
@@ -107,8 +110,8 @@ impl Canary {
         }
     }
 
-    /// Returns the next step after each sample. `outcome` is the judge's verdict on the current
-    /// step.
+    /// Returns what to do until the next sample, and is called after each sample. `outcome` is the
+    /// judge's verdict on the current step.
     pub fn next(&mut self, at: Duration, outcome: Outcome) -> Wanted {
         if outcome == Outcome::Bad {
             return Wanted::End(Outcome::Bad);
@@ -126,7 +129,7 @@ impl Canary {
                         begins: true,
                     }
                 }
-                // A verdict needs clients, and there were none before the first step.
+                // The new instance has never had clients, and a verdict needs clients.
                 None if before.is_none_or(|(permille, _)| permille == 0) => {
                     Wanted::End(Outcome::Undecided)
                 }
@@ -150,14 +153,14 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    fn new_step(permille: u16) -> Wanted {
+    fn share_of_new_step(permille: u16) -> Wanted {
         Wanted::Share {
             permille,
             begins: true,
         }
     }
 
-    fn same_step(permille: u16) -> Wanted {
+    fn share_of_same_step(permille: u16) -> Wanted {
         Wanted::Share {
             permille,
             begins: false,
@@ -169,13 +172,13 @@ mod tests {
         let plan = Plan::default();
         let mut canary = Canary::new(&plan);
         for (at, wanted) in [
-            (7, new_step(0)),
-            (66, same_step(0)),
-            (67, new_step(50)),
-            (127, new_step(250)),
-            (187, new_step(500)),
-            (247, new_step(1000)),
-            (366, same_step(1000)),
+            (7, share_of_new_step(0)),
+            (66, share_of_same_step(0)),
+            (67, share_of_new_step(50)),
+            (127, share_of_new_step(250)),
+            (187, share_of_new_step(500)),
+            (247, share_of_new_step(1000)),
+            (366, share_of_same_step(1000)),
         ] {
             assert_eq!(canary.next(seconds(at), Outcome::Undecided), wanted, "{at}");
         }
@@ -198,7 +201,10 @@ mod tests {
             ..Plan::default()
         };
         let mut canary = Canary::new(&none);
-        assert_eq!(canary.next(seconds(0), Outcome::Good), new_step(50));
+        assert_eq!(
+            canary.next(seconds(0), Outcome::Good),
+            share_of_new_step(50)
+        );
         let nothing = Plan {
             step: seconds(0),
             ..none.clone()
@@ -211,7 +217,7 @@ mod tests {
             warm: seconds(1),
             ..nothing
         });
-        assert_eq!(warm.next(seconds(0), Outcome::Good), new_step(0));
+        assert_eq!(warm.next(seconds(0), Outcome::Good), share_of_new_step(0));
         assert_eq!(
             warm.next(seconds(1), Outcome::Good),
             Wanted::End(Outcome::Undecided)
@@ -219,26 +225,26 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_ascending_percentages() {
+    fn shares_are_ascending_percentages() {
         for (text, read) in [
             ("5%,25%,50%", vec![50, 250, 500]),
             (" 2% , 99% ", vec![20, 990]),
             ("1%", vec![10]),
         ] {
-            assert_eq!(parse_parts(text), Ok(read));
+            assert_eq!(parse_shares(text), Ok(read));
         }
         assert_eq!(
-            parse_parts(&format_percent(70).replace(' ', "")),
+            parse_shares(&format_percent(70).replace(' ', "")),
             Ok(vec![70])
         );
         for text in [
             "", "5", "5,25", "%", "5%,", "0%", "100%", "5%%", "-5%", "1.5%", "25%,5%", "5%,5%",
         ] {
-            assert!(parse_parts(text).is_err(), "{text}");
+            assert!(parse_shares(text).is_err(), "{text}");
         }
     }
 
-    fn outcome() -> impl Strategy<Value = Outcome> {
+    fn any_outcome() -> impl Strategy<Value = Outcome> {
         prop_oneof![20 => Just(Outcome::Good), 20 => Just(Outcome::Undecided), 1 => Just(Outcome::Bad)]
     }
 
@@ -246,7 +252,7 @@ mod tests {
         /// Late samples never skip, shrink or shorten a step, and a bad verdict ends the upgrade.
         #[test]
         fn no_step_is_shortened_or_skipped(
-            samples in prop::collection::vec((0..100u64, outcome()), 1..200),
+            samples in prop::collection::vec((0..100u64, any_outcome()), 1..200),
             (warm, step, bake) in (0..200u64, 1..200u64, 0..200u64),
         ) {
             let plan = Plan { warm: seconds(warm), step: seconds(step), bake: seconds(bake), ..Plan::default() };

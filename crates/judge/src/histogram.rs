@@ -6,8 +6,8 @@
 pub struct Histogram(Vec<(f64, f64)>);
 
 impl Histogram {
-    /// Adds a count of requests up to `bound`. Series of one histogram add up (a series for each
-    /// value of an irrelevant label).
+    /// Adds a count of requests up to `bound`. A page can have several series of one histogram,
+    /// because of labels that the judge ignores. Their counts are added.
     pub fn add(&mut self, bound: f64, count: f64) {
         if bound.is_nan() || !(count.is_finite() && count >= 0.0) {
             return;
@@ -27,10 +27,10 @@ impl Histogram {
         }
     }
 
-    /// The increments since an earlier reading. A count that fell counts as no increment: the
-    /// process is new, or the page is broken.
+    /// Returns the requests that were counted since an earlier reading. If a count has fallen, the
+    /// process is new or the page is broken, and the count's increment is 0.
     #[must_use]
-    pub fn since(&self, earlier: &Self) -> Self {
+    pub fn increments_since(&self, earlier: &Self) -> Self {
         let before = |bound: f64| match earlier
             .0
             .binary_search_by(|(other, _)| other.total_cmp(&bound))
@@ -46,8 +46,8 @@ impl Histogram {
         )
     }
 
-    /// Scales the histogram down to at most `most` requests.
-    pub fn limit(&mut self, most: f64) {
+    /// Scales all counts down, if necessary, so that the total is at most `most` requests.
+    pub fn scale_down(&mut self, most: f64) {
         let total = self.total();
         if total > most {
             self.0
@@ -60,25 +60,26 @@ impl Histogram {
         self.0.last().map_or(0.0, |(_, count)| *count)
     }
 
-    /// Number of requests that were surely above `value`: bounds may differ between versions.
-    pub fn above(&self, value: f64) -> f64 {
-        self.first(|bound, _| bound >= value)
+    /// Number of requests that surely took longer than `value`. Requests in the bucket around
+    /// `value` are left out: their times are not known exactly.
+    pub fn count_above(&self, value: f64) -> f64 {
+        self.find_first_bucket(|bound, _| bound >= value)
             .map_or(0.0, |at| (self.total() - self.0[at].1).max(0.0))
     }
 
     /// The smallest finite bound that is not below `value`.
-    pub fn bound(&self, value: f64) -> Option<f64> {
-        self.first(|bound, _| bound >= value)
+    pub fn find_bound(&self, value: f64) -> Option<f64> {
+        self.find_first_bucket(|bound, _| bound >= value)
             .map(|at| self.0[at].0)
             .filter(|bound| bound.is_finite())
     }
 
     /// The quantile, interpolated inside a bucket as in Prometheus. If the quantile is above all
-    /// finite bounds, the last of them.
+    /// finite bounds, the largest finite bound is returned.
     pub fn quantile(&self, share: f64) -> Option<f64> {
         let rank = share * self.total();
         let at = self
-            .first(|_, count| count >= rank)
+            .find_first_bucket(|_, count| count >= rank)
             .filter(|_| self.total() > 0.0)?;
         let (below, before) = at.checked_sub(1).map_or((0.0, 0.0), |at| self.0[at]);
         let (bound, count) = self.0[at];
@@ -88,7 +89,7 @@ impl Histogram {
         Some(below + (bound - below) * ((rank - before) / (count - before)).clamp(0.0, 1.0))
     }
 
-    fn first(&self, is: impl Fn(f64, f64) -> bool) -> Option<usize> {
+    fn find_first_bucket(&self, is: impl Fn(f64, f64) -> bool) -> Option<usize> {
         self.0.iter().position(|(bound, count)| is(*bound, *count))
     }
 }
@@ -98,7 +99,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn of(values: &[f64]) -> Histogram {
+    fn make_histogram(values: &[f64]) -> Histogram {
         let mut histogram = Histogram::default();
         for bound in [f64::INFINITY, 0.1, 0.2, 0.4, 1.0] {
             histogram.add(
@@ -111,21 +112,21 @@ mod tests {
 
     #[test]
     fn quantiles_are_those_of_prometheus() {
-        let histogram = of(&[0.05, 0.15, 0.15, 0.3]);
+        let histogram = make_histogram(&[0.05, 0.15, 0.15, 0.3]);
         assert_eq!(histogram.quantile(0.5), Some(0.15000000000000002));
         assert_eq!(histogram.quantile(1.0), Some(0.4));
-        assert_eq!(of(&[7.0]).quantile(0.5), Some(1.0));
+        assert_eq!(make_histogram(&[7.0]).quantile(0.5), Some(1.0));
         assert_eq!(Histogram::default().quantile(0.5), None);
         assert_eq!(
             (
-                histogram.above(0.2),
-                histogram.above(0.15),
-                histogram.above(9.0)
+                histogram.count_above(0.2),
+                histogram.count_above(0.15),
+                histogram.count_above(9.0)
             ),
             (1.0, 1.0, 0.0)
         );
         assert_eq!(
-            (histogram.bound(0.25), histogram.bound(2.0)),
+            (histogram.find_bound(0.25), histogram.find_bound(2.0)),
             (Some(0.4), None)
         );
     }
@@ -137,14 +138,14 @@ mod tests {
             more in prop::collection::vec(0.0..2.0f64, 0..20),
         ) {
             let all: Vec<f64> = first.iter().chain(&more).copied().collect();
-            prop_assert_eq!(of(&all).since(&of(&first)), of(&more));
-            prop_assert_eq!(of(&first).since(&of(&all)).total(), 0.0);
-            let mut sum = of(&first);
-            sum.merge(&of(&more));
-            prop_assert_eq!(&sum, &of(&all));
+            prop_assert_eq!(make_histogram(&all).increments_since(&make_histogram(&first)), make_histogram(&more));
+            prop_assert_eq!(make_histogram(&first).increments_since(&make_histogram(&all)).total(), 0.0);
+            let mut sum = make_histogram(&first);
+            sum.merge(&make_histogram(&more));
+            prop_assert_eq!(&sum, &make_histogram(&all));
             let ranks = [0.1, 0.5, 0.9].map(|share| sum.quantile(share));
             prop_assert!(ranks[0] <= ranks[1] && ranks[1] <= ranks[2]);
-            sum.limit(5.0);
+            sum.scale_down(5.0);
             prop_assert!(sum.total() <= 5.0);
         }
     }

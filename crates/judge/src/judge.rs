@@ -20,10 +20,10 @@
 //! Intervals in which the old instance suffers as well are left out, with the interval after, since
 //! an outage of etcd does not reach both instances at the same moment. Requests that the old
 //! instance never had are left out, too. The old instance's own requests show whether it suffers.
-//! So times count only while the old instance has some requests (`BESIDE`): without them, a busy
-//! machine looks like a slow version. If the old instance answers slowly, to any request, the new
-//! instance may as well. Reads and writes are separate here, because a webhook slows only writes,
-//! and all writing clients may have moved.
+//! So times count only while the old instance has some requests (`MIN_COMPARED_TIMES`): without
+//! them, a busy machine looks like a slow version. If the old instance answers any request slowly,
+//! the new instance is allowed to answer slowly, too. Reads and writes are separate here, because a
+//! webhook slows only writes, and all writing clients may have moved.
 //!
 //! The probability of a false alarm ([`ALPHA`]) is divided among signals, and within a signal among
 //! all requests, resources, verbs and their combinations that the old instance had before the first
@@ -37,7 +37,8 @@
 
 use crate::histogram::Histogram;
 use crate::history::{
-    ENOUGH, FROM_BEFORE, History, Id, Increments, QUANTILE, REMEMBERED, Side, has_restarted,
+    History, Id, Increments, MAX_EARLIER_REQUESTS, MAX_REQUESTS, MIN_KNOWN_REQUESTS, SLOW_QUANTILE,
+    Side, has_restarted,
 };
 use crate::sequential::{ALPHA, Wealth};
 use crate::signals::{Counts, Sample, Signal, Subject};
@@ -48,46 +49,50 @@ use std::time::Duration;
 
 /// Allowed ratio of the new instance's share of bad requests to the old instance's, in addition to
 /// the tolerance.
-const RATIO: f64 = 3.0;
-/// The old instance suffers if its bad requests exceed [`RATIO`] times the usual number by this
-/// share of all requests plus this number.
-const SUFFERS: Counts = Counts {
+const MAX_RATIO: f64 = 3.0;
+/// The old instance suffers if it has more bad requests than the sum of [`MAX_RATIO`] times the
+/// usual number, the share `all` of all its requests, and the number `bad`.
+const SUFFERING_LIMIT: Counts = Counts {
     bad: 3.0,
     all: 0.05,
 };
-/// Minimum number of the old instance's requests in an interval for a comparison of times.
-const BESIDE: f64 = 5.0;
-/// Samples in a row without an answer, while the other instance answers.
-const SILENCE: u32 = 4;
-/// Samples in a row in which the instance refuses its metrics, while the other instance gives its
-/// metrics: a minute, since a busy instance refuses a few.
-const REFUSALS: u32 = 30;
-/// Connections in a row without a byte that count as no answer.
-const EMPTY: f64 = 4.0;
-/// Connections or refusals that speak against an instance.
-const FEW: f64 = 2.0;
-/// Connections of a step from which on requests must follow, and the minimum of requests per
-/// connection. Every client sends at least one request, except a client that only checks TLS.
-const CONNECTIONS: f64 = 20.0;
-const FOLLOW: f64 = 0.25;
-/// An instance with fewer seats than this part of the old instance's seats rejects for lack of
-/// seats.
-const SEATS: f64 = 0.75;
-/// Requirements of a step for "good": intervals, requests of the new instance, and the comparable
-/// part of these requests.
-const INTERVALS: u32 = 10;
-const REQUESTS: f64 = 100.0;
-const COMPARABLE: f64 = 0.5;
-/// With an average limit above this share, no fault could be found.
-const BLIND: f64 = 0.5;
-/// Maximum number of lines of one signal in a verdict, not counting the sum.
-const LINES: usize = 5;
+/// The judge compares times in an interval only if the old instance had this many requests in it.
+const MIN_COMPARED_TIMES: f64 = 5.0;
+/// An instance is silent after this many samples in a row without an answer to the judge. Only
+/// samples count in which the other instance answers.
+const MAX_SILENT_SAMPLES: u32 = 4;
+/// An instance hides its metrics after this many refusals in a row, while the other instance gives
+/// its metrics. This takes a minute, since a busy instance refuses a few requests.
+const MAX_REFUSED_SAMPLES: u32 = 30;
+/// This many connections in a row without a byte from the instance count as no answer.
+const MAX_EMPTY_CONNECTIONS: f64 = 4.0;
+/// Fewer connections or refusals than this number are no evidence against the new instance.
+const MIN_EVIDENCE: f64 = 2.0;
+/// When a step has brought this many connections, the new instance must have at least
+/// [`MIN_REQUESTS_PER_CONNECTION`] requests per connection. Every client sends at least one
+/// request, except a client that only checks TLS.
+const MIN_CONNECTIONS: f64 = 20.0;
+const MIN_REQUESTS_PER_CONNECTION: f64 = 0.25;
+/// If the new instance has less than this part of the old instance's seats (API priority and
+/// fairness), its rejections are for lack of seats.
+const MIN_SEAT_SHARE: f64 = 0.75;
+/// A step can be "good" only with at least [`MIN_INTERVALS`] intervals and [`MIN_REQUESTS`]
+/// comparable requests to the new instance, which must be at least the part
+/// [`MIN_COMPARABLE_SHARE`] of all its requests.
+const MIN_INTERVALS: u32 = 10;
+const MIN_REQUESTS: f64 = 100.0;
+const MIN_COMPARABLE_SHARE: f64 = 0.5;
+/// If more than this share of requests may be bad on average, no fault could be found.
+const MAX_AVERAGE_LIMIT: f64 = 0.5;
+/// Maximum number of rows for one signal in a verdict, not counting the row of the sum.
+const MAX_LINES: usize = 5;
 
-/// Weight of a sample of a state (not a count), in requests.
-const SAMPLE: f64 = 100.0;
-/// Minimum number of requests of a bet: [`BATCH`] times the allowed share, [`MOST_BATCH`] at most.
-const BATCH: f64 = 50.0;
-const MOST_BATCH: f64 = 10.0;
+/// Weight of a sample of a state, such as the size of the process, in requests.
+const STATE_SAMPLE_WEIGHT: f64 = 100.0;
+/// A bet waits until it has this many requests: [`BATCH_FACTOR`] times the allowed share of bad
+/// requests, but no more than [`MAX_BATCH`].
+const BATCH_FACTOR: f64 = 50.0;
+const MAX_BATCH: f64 = 10.0;
 
 /// Takes a sample of each instance about every two seconds, starting a minute before the first
 /// step, in which the new instance gets only berth's own requests. After each sample,
@@ -96,28 +101,29 @@ const MOST_BATCH: f64 = 10.0;
 #[derive(Debug, Default)]
 pub struct Judge {
     accepted: BTreeSet<Signal>,
-    /// Time of each instance's last answer.
+    /// When each instance last answered, on the caller's clock. The old instance is first.
     at: [Duration; 2],
     old: Side,
     new: Side,
     history: BTreeMap<Id, History>,
-    /// Empty until the first step.
+    /// The tests of the new instance, by signal and subject. Empty until the first step.
     tests: BTreeMap<Id, Test>,
     certain: BTreeMap<(Signal, String), String>,
-    /// Requests of both instances when the first step began.
+    /// Number of requests to both instances before the first step.
     before: f64,
-    /// The old instance's requests by API in its first sample, and the APIs that each instance
-    /// serves.
+    /// `requests` has the old instance's requests by API in its first sample. `apis` has the APIs
+    /// that each instance serves.
     requests: Option<BTreeMap<String, f64>>,
     apis: [Option<BTreeSet<String>>; 2],
     suffered: bool,
-    /// Samples in a row in which the new instance was silent, and in which it refused its metrics.
+    /// `unanswered` counts the samples in a row in which the new instance was silent, and `refused`
+    /// those in which it refused its metrics.
     unanswered: u32,
     refused: u32,
-    /// Samples since the first of the current empty connections, and the number of these
-    /// connections.
+    /// The new instance's latest connections in a row without a byte: the number of samples since
+    /// the first of them, and the number of connections.
     empty: (u32, f64),
-    /// Earlier steps in which most intervals were left out.
+    /// Number of earlier steps that prove nothing, because most of their intervals were left out.
     unseen: u32,
     /// Connections given to the new instance since the first step began. `followed` is true if the
     /// new instance has let in a request.
@@ -135,14 +141,14 @@ struct Test {
     found: bool,
 }
 
-/// The new instance's requests. `old` is the number that would be bad at the old instance's rate,
-/// and `allowed` is the limit.
+/// Counts of the new instance's requests. `old` is how many would be bad at the old instance's
+/// rate, and `allowed` is how many may be bad.
 #[derive(Debug, Default, Clone, Copy)]
 struct Tally {
     new: Counts,
     old: f64,
     allowed: f64,
-    /// Bad requests of subjects that the old instance had no requests of at the time.
+    /// Bad requests of a kind that the old instance had no requests of lately.
     alone: f64,
 }
 
@@ -161,7 +167,8 @@ struct Step {
 }
 
 impl Judge {
-    /// Findings with an accepted code do not make a verdict bad.
+    /// Makes a judge that tolerates the `accepted` signals: a finding with such a signal does not
+    /// make a verdict bad.
     pub fn new(accepted: impl IntoIterator<Item = Signal>) -> Self {
         Self {
             accepted: accepted.into_iter().collect(),
@@ -173,7 +180,7 @@ impl Judge {
     /// the usual rates.
     pub fn begin_step(&mut self) {
         if self.tests.is_empty() {
-            self.tests = self.prepare();
+            self.tests = self.prepare_tests();
             self.before = self.request_count();
         }
         for history in self.history.values_mut() {
@@ -181,7 +188,7 @@ impl Judge {
                 .most
                 .max(mem::take(&mut history.bad) / self.step.seconds.max(1.0));
         }
-        self.unseen += u32::from(self.step.is_unseen());
+        self.unseen += u32::from(self.step.proves_nothing());
         self.step = Step::default();
         self.tests
             .values_mut()
@@ -190,7 +197,7 @@ impl Judge {
 
     /// Takes the samples of both instances at the same time. `at` comes from any monotonic clock.
     pub fn observe(&mut self, at: Duration, old: Sample, new: Sample) {
-        self.find_certain(&old, &new);
+        self.find_certain_faults(&old, &new);
         let answered = [old.answered, new.answered];
         let alive = [&old, &new].map(|sample| sample.answered || sample.refused);
         self.refused = if new.refused {
@@ -208,29 +215,32 @@ impl Judge {
         });
         let states = self.judge_states(&old, &new, new_seconds);
         if !self.old.last.answered {
-            self.learn_life(&old);
+            self.learn_lifetime_counts(&old);
         }
         let busy = self.busy_levels(&old, &new);
         let starts_again = has_restarted(&self.old.last, &old);
-        let (from_old, from_new) = (self.old.advance(old), self.new.advance(new));
+        let (from_old, from_new) = (
+            self.old.advance_to_sample(old),
+            self.new.advance_to_sample(new),
+        );
         self.check_silence(alive, &from_new);
         (0..2)
             .filter(|side| answered[*side])
             .for_each(|side| self.at[side] = at);
-        let was = self.counts_of(&from_old);
+        let was = self.count_bad_and_all(&from_old);
         for (id, history) in &mut self.history {
             history.recent = history.recent / 2.0 + was.get(id).map_or(0.0, |counts| counts.all);
         }
-        let suffers = starts_again || self.suffers(&was);
+        let suffers = starts_again || self.old_instance_suffers(&was);
         if !suffers {
-            self.learn(&from_old, &was);
+            self.learn_interval(&from_old, &was);
             self.step.seconds += old_seconds;
         }
         let suffered = mem::replace(&mut self.suffered, suffers);
         if self.tests.is_empty() {
             return;
         }
-        self.check_requests_follow(&from_new, answered[1]);
+        self.check_connections_bring_requests(&from_new, answered[1]);
         let compares = answered[0] && !suffers && !suffered;
         match compares && answered[1] {
             true => self.step.intervals += 1,
@@ -239,13 +249,13 @@ impl Judge {
         if !compares {
             return;
         }
-        self.compare(&from_new, &was, &busy, new_seconds);
+        self.compare_requests(&from_new, &was, &busy, new_seconds);
         for (id, tally) in states {
             if let Some(test) = self.tests.get_mut(&id) {
                 test.interval.add(&tally);
             }
         }
-        self.tests.values_mut().for_each(Test::bet);
+        self.tests.values_mut().for_each(Test::place_bets);
     }
 
     /// True once the new instance has to give back its connections. The outcome stays bad.
@@ -260,9 +270,10 @@ impl Judge {
             .any(|signal| !self.accepted.contains(&signal))
     }
 
-    /// Requests of both instances since the first step began, and how many of them met a fault of
-    /// requests.
-    pub fn met(&self) -> (u64, u64) {
+    /// Returns the number of requests to both instances since the first step began, and the number
+    /// of requests that met the fault. The latter is the largest number of bad requests among the
+    /// signals that found a fault, without signals of states.
+    pub fn requests_that_met_the_fault(&self) -> (u64, u64) {
         let found = self
             .tests
             .iter()
@@ -284,9 +295,9 @@ impl Judge {
     }
 
     pub fn verdict(&self) -> Verdict {
-        let mut rows: Vec<Row> = Signal::COMPARED
+        let mut rows: Vec<Row> = Signal::COMPARED_SIGNALS
             .into_iter()
-            .flat_map(|signal| self.rows(signal))
+            .flat_map(|signal| self.list_rows(signal))
             .collect();
         rows.extend(self.certain.iter().map(|((code, subject), note)| Row {
             code: *code,
@@ -312,29 +323,35 @@ impl Judge {
         }
     }
 
-    /// A test for each subject known from the old instance, each with its part of [`ALPHA`].
-    fn prepare(&self) -> BTreeMap<Id, Test> {
-        let mut ids: BTreeSet<Id> = Signal::COMPARED
+    /// Makes a test for each kind of requests that the old instance has had. Each test gets its
+    /// part of [`ALPHA`].
+    fn prepare_tests(&self) -> BTreeMap<Id, Test> {
+        let mut ids: BTreeSet<Id> = Signal::COMPARED_SIGNALS
             .map(|signal| (signal, Subject::default()))
             .into();
         let known = self
             .history
             .iter()
-            .filter(|(_, history)| history.counts.all >= ENOUGH);
+            .filter(|(_, history)| history.counts.all >= MIN_KNOWN_REQUESTS);
         ids.extend(known.flat_map(|((signal, subject), _)| {
-            subject.levels().into_iter().map(|level| (*signal, level))
+            subject
+                .enclosing_subjects()
+                .into_iter()
+                .map(|level| (*signal, level))
         }));
         let services = self.old.last.unavailable.keys();
-        ids.extend(services.map(|name| (Signal::Aggregation, Subject::resource(name))));
+        ids.extend(services.map(|name| (Signal::Aggregation, Subject::of_resource(name))));
         let mut like: BTreeMap<_, u32> = BTreeMap::new();
         ids.iter().for_each(|(signal, subject)| {
-            *like.entry((*signal, alpha_part(subject))).or_default() += 1;
+            *like
+                .entry((*signal, level_and_alpha_divisor(subject)))
+                .or_default() += 1;
         });
         let alpha = |(signal, subject): &Id| {
-            let (_, share) = alpha_part(subject);
+            let (_, share) = level_and_alpha_divisor(subject);
             ALPHA * signal.weight()
                 / f64::from(share)
-                / f64::from(like[&(*signal, alpha_part(subject))])
+                / f64::from(like[&(*signal, level_and_alpha_divisor(subject))])
         };
         ids.into_iter()
             .map(|id| {
@@ -350,7 +367,7 @@ impl Judge {
     }
 
     /// Looks for the findings that need no test: a restart, or a missing API.
-    fn find_certain(&mut self, old: &Sample, new: &Sample) {
+    fn find_certain_faults(&mut self, old: &Sample, new: &Sample) {
         let mut find = |signal, subject: &str, note: String| {
             self.certain
                 .entry((signal, subject.to_owned()))
@@ -401,22 +418,24 @@ impl Judge {
             Some(connections) if old => {
                 self.empty = (self.empty.0 + 1, self.empty.1 + connections.all);
             }
-            // After the first empty connection, samples without a connection count, too.
+            // After an empty connection, a sample without any connection counts as silence, too.
             None if old && self.empty.0 > 0 => self.empty.0 += 1,
             _ => {}
         }
-        if self.refused >= REFUSALS {
+        if self.refused >= MAX_REFUSED_SAMPLES {
             let note = format!(
-                "the new instance refused its metrics {REFUSALS} times in a row, while the old instance gave metrics"
+                "the new instance refused its metrics {MAX_REFUSED_SAMPLES} times in a row, while the old instance gave metrics"
             );
             self.certain
                 .entry((Signal::NoMetrics, "process".to_owned()))
                 .or_insert(note);
         }
         let (samples, connections) = self.empty;
-        if self.unanswered >= SILENCE || samples >= SILENCE && connections >= EMPTY {
+        if self.unanswered >= MAX_SILENT_SAMPLES
+            || samples >= MAX_SILENT_SAMPLES && connections >= MAX_EMPTY_CONNECTIONS
+        {
             let note = format!(
-                "no metrics, or no byte on any connection, in {SILENCE} samples in which the old instance answered"
+                "in {MAX_SILENT_SAMPLES} samples, the new instance gave no metrics or no byte on any connection, while the old instance answered"
             );
             self.certain
                 .entry((Signal::NoAnswer, "process".to_owned()))
@@ -424,8 +443,8 @@ impl Judge {
         }
     }
 
-    /// Checks that requests follow the connections given to the new instance, whatever the answers.
-    fn check_requests_follow(&mut self, from_new: &Increments, answered: bool) {
+    /// Checks that clients' connections to the new instance bring requests, whatever the answers.
+    fn check_connections_bring_requests(&mut self, from_new: &Increments, answered: bool) {
         let of = |signal| {
             from_new
                 .counts
@@ -447,12 +466,12 @@ impl Judge {
         } = self.step;
         let counts = answered && self.new.last.metrics.contains(Signal::NoRequests.metric());
         if counts
-            && intervals >= INTERVALS
-            && connections >= CONNECTIONS
-            && arrived < FOLLOW * connections
+            && intervals >= MIN_INTERVALS
+            && connections >= MIN_CONNECTIONS
+            && arrived < MIN_REQUESTS_PER_CONNECTION * connections
         {
             let note = format!(
-                "{connections:.0} connections were given, and {arrived:.0} requests came of them"
+                "clients opened {connections:.0} connections to the new instance, and sent only {arrived:.0} requests on these connections"
             );
             self.certain
                 .entry((Signal::NoRequests, "all".to_owned()))
@@ -473,7 +492,7 @@ impl Judge {
                 let mut all = test.total;
                 all.add(&test.interval);
                 let Tally { new, allowed, .. } = all;
-                (new.bad >= FEW && new.bad > allowed).then(|| {
+                (new.bad >= MIN_EVIDENCE && new.bad > allowed).then(|| {
                     format!(
                         "{} of {} requests to the new instance were answered {code}",
                         new.bad, new.all
@@ -482,26 +501,27 @@ impl Judge {
             });
         let lost = || {
             format!(
-                "the new instance was given {} connections and let in no request",
+                "the new instance got {} connections and accepted no request",
                 self.given
             )
         };
-        refused.or_else(|| (self.given >= FEW && !self.followed).then(lost))
+        refused.or_else(|| (self.given >= MIN_EVIDENCE && !self.followed).then(lost))
     }
 
-    /// Judges states rather than counts: an unavailable APIService, and a process that grows beyond
-    /// the size that the old instance needs for all clients. One sample counts as many requests.
+    /// Judges states, which are no counts: an APIService is unavailable, or the process grows
+    /// beyond the size that the old instance needs for all clients. One sample counts as
+    /// [`STATE_SAMPLE_WEIGHT`] requests.
     fn judge_states(&self, old: &Sample, new: &Sample, seconds: f64) -> BTreeMap<Id, Tally> {
         let mut tallies = BTreeMap::new();
         let mut add = |signal: Signal, subject: Subject, bad: bool| {
             let new = Counts {
-                bad: if bad { SAMPLE } else { 0.0 },
-                all: SAMPLE,
+                bad: if bad { STATE_SAMPLE_WEIGHT } else { 0.0 },
+                all: STATE_SAMPLE_WEIGHT,
             };
             let tally = Tally {
                 new,
                 old: 0.0,
-                allowed: signal.tolerance() * SAMPLE,
+                allowed: signal.tolerance() * STATE_SAMPLE_WEIGHT,
                 alone: 0.0,
             };
             tallies.insert((signal, subject), tally);
@@ -513,7 +533,7 @@ impl Judge {
         let mut any = false;
         for (name, old, new) in services.clone() {
             any |= new && !old;
-            add(Signal::Aggregation, Subject::resource(name), new && !old);
+            add(Signal::Aggregation, Subject::of_resource(name), new && !old);
         }
         if services.count() > 0 {
             add(Signal::Aggregation, Subject::default(), any);
@@ -527,48 +547,49 @@ impl Judge {
         tallies
     }
 
-    /// Priority levels of the new instance without free seats, now or in the last sample. Empty if
-    /// the instance has few seats in all. Levels lend each other seats, so only the total can be
-    /// compared with the old instance's.
+    /// Returns the new instance's priority levels with more than half of their seats taken, now or
+    /// in the last sample. The result is empty if the instance has few seats in all. Levels lend
+    /// each other seats, so only the total can be compared with the old instance's.
     fn busy_levels(&self, old: &Sample, new: &Sample) -> BTreeSet<Subject> {
         let [all_old, all_new] =
             [old, new].map(|sample| sample.seats.values().map(|seats| seats.all).sum::<f64>());
-        if all_new < SEATS * all_old {
+        if all_new < MIN_SEAT_SHARE * all_old {
             return BTreeSet::new();
         }
         let seats = self.new.last.seats.iter().chain(&new.seats);
         seats
             .filter(|(_, seats)| seats.bad > seats.all / 2.0)
-            .map(|(level, _)| Subject::resource(level))
+            .map(|(level, _)| Subject::of_resource(level))
             .collect()
     }
 
-    /// Learns from the old instance's whole life: a request that clients send when they connect may
-    /// be days old.
-    fn learn_life(&mut self, old: &Sample) {
+    /// Learns from the counts of the old instance's whole life. Some requests are sent only when a
+    /// client connects, and that may have been days ago.
+    fn learn_lifetime_counts(&mut self, old: &Sample) {
         for (id, histogram) in &old.histograms {
             self.history
                 .entry(id.clone())
                 .or_default()
-                .learn_histogram(histogram, FROM_BEFORE);
+                .learn_histogram(histogram, MAX_EARLIER_REQUESTS);
         }
         for (id, counts) in &old.counts {
             self.history
                 .entry(id.clone())
                 .or_default()
-                .learn(*counts, FROM_BEFORE);
+                .learn_counts(*counts, MAX_EARLIER_REQUESTS);
         }
     }
 
-    /// The old instance's increments as counts of bad requests and of all.
-    fn counts_of(&mut self, from: &Increments) -> BTreeMap<Id, Counts> {
+    /// Counts the old instance's bad requests and all its requests in an interval. For a histogram,
+    /// slow requests are bad.
+    fn count_bad_and_all(&mut self, from: &Increments) -> BTreeMap<Id, Counts> {
         let mut all = from.counts.clone();
         for (id, histogram) in &from.histograms {
             if let Some(slow) = self.history.entry(id.clone()).or_default().slow {
                 all.insert(
                     id.clone(),
                     Counts {
-                        bad: histogram.above(slow),
+                        bad: histogram.count_above(slow),
                         all: histogram.total(),
                     },
                 );
@@ -577,7 +598,7 @@ impl Judge {
         all
     }
 
-    fn suffers(&self, was: &BTreeMap<Id, Counts>) -> bool {
+    fn old_instance_suffers(&self, was: &BTreeMap<Id, Counts>) -> bool {
         let mut sums: BTreeMap<Signal, (Counts, f64)> = BTreeMap::new();
         for (id, counts) in was {
             let (sum, usual) = sums.entry(id.0).or_default();
@@ -586,7 +607,7 @@ impl Judge {
                 * self
                     .history
                     .get(id)
-                    .map_or(0.0, |history| history.counts.share());
+                    .map_or(0.0, |history| history.counts.share_of_bad());
         }
         let tells = [
             Signal::Errors,
@@ -598,28 +619,31 @@ impl Judge {
         tells
             .iter()
             .filter_map(|signal| sums.get(signal))
-            .any(|(sum, usual)| sum.bad > RATIO * usual + SUFFERS.all * sum.all + SUFFERS.bad)
+            .any(|(sum, usual)| {
+                sum.bad > MAX_RATIO * usual + SUFFERING_LIMIT.all * sum.all + SUFFERING_LIMIT.bad
+            })
     }
 
-    fn learn(&mut self, from: &Increments, was: &BTreeMap<Id, Counts>) {
+    fn learn_interval(&mut self, from: &Increments, was: &BTreeMap<Id, Counts>) {
         for (id, histogram) in &from.histograms {
             self.history
                 .entry(id.clone())
                 .or_default()
-                .learn_histogram(histogram, REMEMBERED);
+                .learn_histogram(histogram, MAX_REQUESTS);
         }
         for (id, counts) in was {
             let history = self.history.entry(id.clone()).or_default();
-            // Counts of a histogram come from the histogram.
+            // For a histogram, `learn_histogram` has counted slow requests and all requests
+            // already.
             if !from.histograms.contains_key(id) {
-                history.learn(*counts, REMEMBERED);
+                history.learn_counts(*counts, MAX_REQUESTS);
             }
             history.bad += counts.bad;
         }
     }
 
     /// Compares the new instance's requests with their limits.
-    fn compare(
+    fn compare_requests(
         &mut self,
         from: &Increments,
         was: &BTreeMap<Id, Counts>,
@@ -632,7 +656,7 @@ impl Judge {
             Some((
                 id,
                 Counts {
-                    bad: histogram.above(history.slow?),
+                    bad: histogram.count_above(history.slow?),
                     all: histogram.total(),
                 },
             ))
@@ -640,13 +664,13 @@ impl Judge {
         let mut beside: BTreeMap<(Signal, bool), Counts> = BTreeMap::new();
         was.iter().for_each(|((signal, subject), old)| {
             beside
-                .entry((*signal, subject.writes()))
+                .entry((*signal, subject.is_write()))
                 .or_default()
                 .add(old.bad, old.all);
         });
         let beside = |(signal, subject): &Id| {
             beside
-                .get(&(*signal, subject.writes()))
+                .get(&(*signal, subject.is_write()))
                 .copied()
                 .filter(|_| signal.is_time())
         };
@@ -661,9 +685,10 @@ impl Judge {
             let known = self
                 .history
                 .get(id)
-                .filter(|history| history.counts.all >= ENOUGH);
+                .filter(|history| history.counts.all >= MIN_KNOWN_REQUESTS);
             let Some(history) = known else { continue };
-            let alone = signal.is_time() && beside(id).is_none_or(|old| old.all < BESIDE);
+            let alone =
+                signal.is_time() && beside(id).is_none_or(|old| old.all < MIN_COMPARED_TIMES);
             if alone || *signal == Signal::Rejections && busy.contains(subject) {
                 continue;
             }
@@ -673,13 +698,13 @@ impl Judge {
                 .copied()
                 .into_iter()
                 .chain(beside(id))
-                .map(Counts::share)
+                .map(Counts::share_of_bad)
                 .fold(0.0, f64::max);
-            let old = history.counts.share().max(now) * new.all;
-            let allowed =
-                (signal.tolerance() * new.all + RATIO * old + history.most * seconds).min(new.all);
+            let old = history.counts.share_of_bad().max(now) * new.all;
+            let allowed = (signal.tolerance() * new.all + MAX_RATIO * old + history.most * seconds)
+                .min(new.all);
             let alone = if history.recent < 1.0 { new.bad } else { 0.0 };
-            for level in subject.levels() {
+            for level in subject.enclosing_subjects() {
                 if let Some(test) = self.tests.get_mut(&(*signal, level)) {
                     test.interval.add(&Tally {
                         new,
@@ -692,7 +717,7 @@ impl Judge {
         }
     }
 
-    fn rows(&self, signal: Signal) -> Vec<Row> {
+    fn list_rows(&self, signal: Signal) -> Vec<Row> {
         let lacks = [(&self.old, "old"), (&self.new, "new")]
             .into_iter()
             .find(|(side, _)| !side.last.metrics.contains(signal.metric()));
@@ -710,31 +735,39 @@ impl Judge {
         });
         let rows = tests
             .into_iter()
-            .take(1 + LINES)
+            .take(1 + MAX_LINES)
             .map(|((_, subject), test)| {
                 let Tally {
                     new, old, allowed, ..
                 } = test.total;
                 let share = |part: f64| if new.all > 0.0 { part / new.all } else { 0.0 };
                 let (judgement, note) = match lacks {
-                    _ if test.found => (self.judgement_of(signal), self.quantiles(signal, subject)),
+                    _ if test.found => (
+                        self.judgement_of(signal),
+                        self.format_quantiles(signal, subject),
+                    ),
                     Some((_, which)) if new.all == 0.0 => (
                         Judgement::NotCompared,
-                        format!("the {which} one has no {}", signal.metric()),
+                        format!("the {which} instance has no {}", signal.metric()),
                     ),
                     _ if new.all == 0.0 => (
                         Judgement::NotCompared,
                         "nothing that both instances had".to_owned(),
                     ),
-                    _ if share(allowed) > BLIND => (
+                    _ if share(allowed) > MAX_AVERAGE_LIMIT => (
                         Judgement::NotCompared,
-                        "the old instance is as bad".to_owned(),
+                        "the old instance is too bad for a comparison".to_owned(),
                     ),
-                    _ => (Judgement::Good, self.quantiles(signal, subject)),
+                    _ => (Judgement::Good, self.format_quantiles(signal, subject)),
                 };
                 let [old, new_share, limit] = [old, new.bad, allowed].map(share);
-                let compared =
-                    (new.all / if signal.is_state() { SAMPLE } else { 1.0 }).round() as u64;
+                let compared = (new.all
+                    / if signal.is_state() {
+                        STATE_SAMPLE_WEIGHT
+                    } else {
+                        1.0
+                    })
+                .round() as u64;
                 Row {
                     code: signal,
                     subject: subject.to_string(),
@@ -749,18 +782,18 @@ impl Judge {
         rows.collect()
     }
 
-    /// The quantiles of both instances as text; empty without a histogram.
-    fn quantiles(&self, signal: Signal, subject: &Subject) -> String {
+    /// Formats the 95th percentiles of both instances. Empty if one of them has no histogram.
+    fn format_quantiles(&self, signal: Signal, subject: &Subject) -> String {
         let (mut old, mut new) = (Histogram::default(), Histogram::default());
         for (_, history) in self
             .history
             .iter()
-            .filter(|(id, _)| id.0 == signal && id.1.levels().contains(subject))
+            .filter(|(id, _)| id.0 == signal && id.1.enclosing_subjects().contains(subject))
         {
             old.merge(&history.histogram);
             new.merge(&history.new);
         }
-        let [Some(old), Some(new)] = [old, new].map(|histogram| histogram.quantile(QUANTILE))
+        let [Some(old), Some(new)] = [old, new].map(|histogram| histogram.quantile(SLOW_QUANTILE))
         else {
             return String::new();
         };
@@ -784,25 +817,25 @@ impl Judge {
             ..
         } = self.step;
         let mut lacking = Vec::new();
-        if intervals < INTERVALS {
+        if intervals < MIN_INTERVALS {
             lacking.push(format!(
-                "{intervals} intervals, {INTERVALS} needed; {left_out} left out, as the old instance suffered, too"
+                "only {intervals} intervals can be compared, and {MIN_INTERVALS} are needed; {left_out} intervals were left out, since the old instance suffered, too"
             ));
         }
-        let unseen = self.unseen + u32::from(self.step.is_unseen());
+        let unseen = self.unseen + u32::from(self.step.proves_nothing());
         if unseen > 0 {
             lacking.push(format!(
-                "most intervals of {unseen} of the steps were left out: the old instance suffered, too, or the new instance gave no metrics"
+                "most intervals of {unseen} steps were left out: the old instance suffered, too, or the new instance gave no metrics"
             ));
         }
-        if compared < REQUESTS {
+        if compared < MIN_REQUESTS {
             lacking.push(format!(
-                "{compared:.0} requests to the new instance that can be compared, {REQUESTS:.0} needed"
+                "only {compared:.0} requests to the new instance can be compared, and {MIN_REQUESTS:.0} are needed"
             ));
         }
-        if compared < COMPARABLE * requests {
+        if compared < MIN_COMPARABLE_SHARE * requests {
             lacking.push(format!(
-                "of {requests:.0} requests to the new instance, {compared:.0} are of a kind that the old instance had, too"
+                "only {compared:.0} of {requests:.0} requests to the new instance are of a kind that the old instance had, too"
             ));
         }
         for signal in [Signal::Errors, Signal::Latency] {
@@ -811,9 +844,9 @@ impl Judge {
                 .get(&(signal, Subject::default()))
                 .map(|test| test.total)
                 .unwrap_or_default();
-            if total.allowed > BLIND * total.new.all {
+            if total.allowed > MAX_AVERAGE_LIMIT * total.new.all {
                 lacking.push(format!(
-                    "{signal}: the old instance has so many that a fault of the new instance would not show"
+                    "{signal}: the old instance is so bad in this signal that a fault of the new instance would not show"
                 ));
             }
         }
@@ -824,24 +857,26 @@ impl Judge {
 impl Step {
     /// True if most intervals were left out. Such a step proves nothing about the new instance, and
     /// a later step with another share cannot make up for it.
-    fn is_unseen(&self) -> bool {
+    fn proves_nothing(&self) -> bool {
         self.left_out > self.intervals
     }
 }
 
 impl Test {
-    fn bet(&mut self) {
+    fn place_bets(&mut self) {
         let Tally {
             new,
             allowed,
             alone,
             ..
         } = self.interval;
-        // Without a request the share is 1, and there is no bet.
+        // Without a request, `allowed / new.all` is NaN, which `min` turns into 1. No bet follows
+        // then.
         let share = (allowed / new.all).min(1.0);
-        if new.all >= (BATCH * share).min(MOST_BATCH) {
+        if new.all >= (BATCH_FACTOR * share).min(MAX_BATCH) {
             self.total.add(&mem::take(&mut self.interval));
-            self.wealth.bet(new, share, alone > new.bad / 2.0);
+            self.wealth
+                .bet_on_interval(new, share, alone > new.bad / 2.0);
             self.found |= self.wealth.refutes(self.alpha);
         }
     }
@@ -856,9 +891,9 @@ impl Tally {
     }
 }
 
-/// The kind of sum that a subject is, and the divisor of its part of the probability. The total
-/// gets half.
-fn alpha_part(subject: &Subject) -> (u8, u8) {
+/// Returns the level of a subject (0 for the total), and the divisor of its part of ALPHA. The
+/// total gets half.
+fn level_and_alpha_divisor(subject: &Subject) -> (u8, u8) {
     match (subject.verb.is_empty(), subject.resource.is_empty()) {
         (true, true) => (0, 2),
         (true, false) => (1, 4),
@@ -871,8 +906,8 @@ fn alpha_part(subject: &Subject) -> (u8, u8) {
 mod tests {
     use super::*;
 
-    /// A half for the total, a quarter for resources, an eighth for verbs, and an eighth for
-    /// combinations.
+    /// The total gets half of ALPHA, all resources share a quarter, all verbs an eighth, and all
+    /// combinations an eighth.
     #[test]
     fn each_test_has_its_part_of_alpha() {
         let id = |verb: &str, resource: &str| {
@@ -880,7 +915,7 @@ mod tests {
                 Signal::Errors,
                 Subject {
                     verb: verb.into(),
-                    ..Subject::resource(resource)
+                    ..Subject::of_resource(resource)
                 },
             )
         };
@@ -891,9 +926,9 @@ mod tests {
                 .entry(id(verb, resource))
                 .or_default()
                 .counts
-                .all = ENOUGH;
+                .all = MIN_KNOWN_REQUESTS;
         }
-        let tests = judge.prepare();
+        let tests = judge.prepare_tests();
         for (verb, resource, part) in [
             ("", "", 0.5),
             ("", "pods", 0.25 / 2.0),

@@ -25,8 +25,8 @@ impl Sample<'_> {
     }
 }
 
-/// The samples of a page with a wanted name. A page has a hundred thousand lines, and most names
-/// are of no interest.
+/// Returns a page's samples with a wanted name. A page has a hundred thousand lines, and most of
+/// its metrics are not needed.
 pub fn find_samples<'a>(
     page: &'a str,
     wanted: impl Fn(&str) -> bool,
@@ -50,7 +50,7 @@ pub fn find_samples<'a>(
     })
 }
 
-/// The labels up to the closing brace, and the rest of the line.
+/// Parses the labels up to the closing brace. Returns the rest of the line, too.
 fn parse_labels(mut rest: &str) -> Option<(Labels<'_>, &str)> {
     let mut labels = Vec::new();
     loop {
@@ -65,8 +65,8 @@ fn parse_labels(mut rest: &str) -> Option<(Labels<'_>, &str)> {
     }
 }
 
-/// A value up to its closing quote, and the rest of the line. `\\`, `\"` and `\n` are the only
-/// escapes.
+/// Parses a label's value up to its closing quote. Returns the rest of the line, too. `\\`, `\"`
+/// and `\n` are the only escapes.
 fn quoted_value(text: &str) -> Option<(Cow<'_, str>, &str)> {
     let plain = text.find(['"', '\\'])?;
     if text[plain..].starts_with('"') {
@@ -120,8 +120,7 @@ mod tests {
                     format!("{name}=\"{value}\"")
                 })
                 .collect();
-            // A carriage return is no line end, but lines() strips a carriage return before a line
-            // end.
+            // A carriage return inside a label is kept: lines() strips one only before a newline.
             let page = format!("m{{{}}} {value} 17", written.join(","));
             let read: Vec<_> = find_samples(&page, |_| true).collect();
             prop_assert_eq!(read.len(), 1);

@@ -32,18 +32,19 @@ use crate::signals::Counts;
 /// The probability that a good upgrade is sent back, for all signals and all steps together.
 pub const ALPHA: f64 = 0.005;
 
-/// The part of the wealth that may be lost in one interval.
+/// The gambler may lose this part of the wealth in one interval.
 const STAKE: f64 = 0.6;
-/// Good requests added to every interval.
-const GOOD: f64 = 5.0;
-const MOST: f64 = 16.0;
-const MOST_ALONE: f64 = 2.0;
+/// This many good requests are added to every interval, so that a few bad ones prove nothing.
+const ADDED_GOOD_REQUESTS: f64 = 5.0;
+const MAX_FACTOR: f64 = 16.0;
+const MAX_FACTOR_ALONE: f64 = 2.0;
 
-/// Steps and intervals share the initial wealth: 4 × 1/8 + 128 × 1/256 = 1.
-const STEPS: u32 = 4;
-const AT_STEP: f64 = 1.0 / 8.0;
-const INTERVALS: u32 = 128;
-const AT_INTERVAL: f64 = 1.0 / 256.0;
+/// The initial wealth of 1 is handed out in parts, at each step and each interval: 4 × 1/8 + 128 ×
+/// 1/256 = 1.
+const MAX_STEPS: u32 = 4;
+const WEALTH_PER_STEP: f64 = 1.0 / 8.0;
+const MAX_INTERVALS: u32 = 128;
+const WEALTH_PER_INTERVAL: f64 = 1.0 / 256.0;
 
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Wealth {
@@ -54,31 +55,34 @@ pub(crate) struct Wealth {
 
 impl Wealth {
     pub(crate) fn begin_step(&mut self) {
-        if self.steps < STEPS {
+        if self.steps < MAX_STEPS {
             self.steps += 1;
-            self.now += AT_STEP;
+            self.now += WEALTH_PER_STEP;
         }
     }
 
-    /// Bets on an interval with these counts. `allowed` is the allowed share of bad requests.
-    /// `alone` is true if the old instance had no requests to compare with.
-    pub(crate) fn bet(&mut self, counts: Counts, allowed: f64, alone: bool) {
-        if self.intervals < INTERVALS {
+    /// Bets on the requests of one interval. `allowed` is the share that may be bad. `alone` is
+    /// true if the old instance had no requests to compare with.
+    pub(crate) fn bet_on_interval(&mut self, counts: Counts, allowed: f64, alone: bool) {
+        if self.intervals < MAX_INTERVALS {
             self.intervals += 1;
-            self.now += AT_INTERVAL;
+            self.now += WEALTH_PER_INTERVAL;
         }
-        let share = (counts.bad / (counts.all + GOOD)).clamp(0.0, 1.0);
-        self.now *=
-            (1.0 + STAKE / allowed * (share - allowed)).min(if alone { MOST_ALONE } else { MOST });
+        let share = (counts.bad / (counts.all + ADDED_GOOD_REQUESTS)).clamp(0.0, 1.0);
+        self.now *= (1.0 + STAKE / allowed * (share - allowed)).min(if alone {
+            MAX_FACTOR_ALONE
+        } else {
+            MAX_FACTOR
+        });
     }
 
     #[cfg(test)]
-    pub(crate) fn now(self) -> f64 {
+    pub(crate) fn current_wealth(self) -> f64 {
         self.now
     }
 
-    /// True if the wealth has reached `1 / alpha`. If all is well, the probability is `alpha` at
-    /// most.
+    /// True if the wealth has reached `1 / alpha`. For a good instance the probability of this is
+    /// at most `alpha`.
     pub(crate) fn refutes(self, alpha: f64) -> bool {
         self.now >= 1.0 / alpha
     }

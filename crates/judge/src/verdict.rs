@@ -7,7 +7,7 @@ use std::fmt;
 pub enum Outcome {
     Good,
     Bad,
-    /// Not enough to judge.
+    /// There were too few requests for a verdict.
     Undecided,
 }
 
@@ -15,7 +15,7 @@ pub enum Outcome {
 pub struct Verdict {
     pub outcome: Outcome,
     pub rows: Vec<Row>,
-    /// The missing requirements for "good", if the outcome is undecided.
+    /// The requirements for the outcome "good" that are not met, in words.
     pub lacking: Vec<String>,
     /// Evidence against the new instance that is too weak for "bad".
     pub against: Option<String>,
@@ -25,8 +25,9 @@ pub struct Verdict {
 pub struct Row {
     pub code: Signal,
     pub subject: String,
-    /// Number of the new instance's requests (or connections, or samples); the bad share of the old
-    /// instance (for the same mix of requests) and of the new instance; and the allowed share.
+    /// `compared` is the number of the new instance's requests (or connections, or samples). `old`
+    /// and `new` are each instance's bad share; `old` is for the new instance's mix of requests.
+    /// `limit` is the allowed share.
     pub compared: u64,
     pub old: f64,
     pub new: f64,
@@ -39,7 +40,7 @@ pub struct Row {
 pub enum Judgement {
     Good,
     Bad,
-    /// Bad, and accepted beforehand.
+    /// The row is bad, but its signal was accepted beforehand.
     Accepted,
     NotCompared,
 }

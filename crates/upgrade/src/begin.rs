@@ -3,18 +3,18 @@
 
 use super::drive::{self, UpgradeContext};
 use super::judge::{JudgeOptions, check_judge};
-use super::lock::{Claim, Holder, Lock, LockError, NAME, NAMESPACE};
+use super::lock::{Claim, Holder, LOCK_NAME, Lock, LockError, NAMESPACE};
 use super::machine::{InstanceObservation, Limits, Position};
 use super::observer::{NodeDetails, NodeObserver};
-use super::pod::{self, ApiserverPod, EMULATION};
+use super::pod::{self, ApiserverPod, EMULATION_FLAG};
 use super::progress::Progress;
-use super::state::{self, Emulated, State, Store};
+use super::state::{self, EmulatedManifest, State, Store};
 use berth_cluster::Client;
-use berth_cluster::kubeconfig::given_or_admin;
+use berth_cluster::kubeconfig::choose_kubeconfig;
 use berth_doctor::cluster::Cluster;
 use berth_doctor::service::{Purpose, ServiceKeeper};
 use berth_doctor::{Case, examine, node, other_files, text};
-use berth_manifest::file::{Access, is_in, read};
+use berth_manifest::file::{Access, is_in_directory, read_manifest_text};
 use berth_manifest::report::Refusal;
 use berth_manifest::wait::ask_until;
 use berth_manifest::{Manifest, Problem};
@@ -24,15 +24,15 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// Name of the canonical file, as kubeadm writes it.
-pub const FILE: &str = "kube-apiserver.yaml";
+/// Name of kube-apiserver's manifest in the kubelet's directory, as kubeadm writes it.
+pub const MANIFEST_NAME: &str = "kube-apiserver.yaml";
 
-/// The effect of a missing kubeconfig on the Service.
-const GAPS: &str = "the Service kubernetes is without this node for up to 10 s whenever an instance stops (with several \
-                    control-plane nodes, starts too)";
+/// Says what happens to the Service `kubernetes` if the upgrade has no kubeconfig.
+const SERVICE_GAPS: &str = "the Service kubernetes is without this node for up to 10 s whenever an instance stops (with several \
+                    control-plane nodes, also whenever an instance starts)";
 
-/// The effect of a missing lock in the cluster.
-const UNLOCKED: &str =
+/// Says what may happen if the cluster has no lock for upgrades.
+const UNLOCKED_RISK: &str =
     "nothing keeps another control-plane node from being upgraded at the same time";
 
 /// The first release that can emulate its predecessor.
@@ -47,31 +47,31 @@ pub struct UpgradeOptions {
     /// The new manifest. `None` for a rolling restart with the current one.
     pub manifest: Option<PathBuf>,
     pub canonical: PathBuf,
-    /// The file of the temporary pod, in the directory of `canonical`.
+    /// The manifest file of the temporary pod, in the directory of `canonical`.
     pub temporary: PathBuf,
     /// The directory for the original manifests and the state.
     pub state_dir: PathBuf,
-    /// How long an instance may take to get ready and join.
+    /// How long a new instance may take until it is ready and its shim listens.
     pub ready: Duration,
     /// How long a ready instance must stay ready.
     pub settle: Duration,
     /// The directory where the kubelet writes container logs.
     pub pod_logs_dir: PathBuf,
     pub kubeconfig: Option<PathBuf>,
-    /// Doctor checks whose errors count as warnings.
+    /// Doctor checks. Errors of these checks count as warnings.
     pub ignore_errors: Vec<String>,
     /// How the new instance is judged, and whether it emulates the old release until the verdict.
     pub judge: Option<JudgeOptions>,
     pub emulate: bool,
-    /// Take the cluster's lock from its holder.
+    /// True if the upgrade takes the cluster's lock away from another upgrade.
     pub break_lock: bool,
 }
 
 impl UpgradeOptions {
-    /// Returns the mistakes in the paths.
-    pub fn mistakes(&self) -> Vec<String> {
+    /// Returns what is wrong with the given paths, as messages for the operator.
+    pub fn find_mistakes(&self) -> Vec<String> {
         let mut mistakes = Vec::new();
-        if is_in(&self.canonical, &self.state_dir) {
+        if is_in_directory(&self.canonical, &self.state_dir) {
             mistakes.push(format!(
                 "--state-dir {} is the kubelet's directory, and the kubelet would run the manifests kept there: give another directory",
                 self.state_dir.display()
@@ -81,7 +81,7 @@ impl UpgradeOptions {
             && self
                 .canonical
                 .parent()
-                .is_some_and(|directory| is_in(manifest, directory))
+                .is_some_and(|directory| is_in_directory(manifest, directory))
         {
             mistakes.push(format!(
                 "{} is in the kubelet's directory, and the kubelet already runs this manifest: keep the new manifest elsewhere",
@@ -111,15 +111,16 @@ impl UpgradeOptions {
         }
     }
 
-    /// A client for the cluster as an administrator. `None` if the default kubeconfig is missing.
-    /// `before` is the kubeconfig with which an interrupted upgrade was begun.
+    /// Makes a client of the cluster's API with an administrator's credentials. `None` if no
+    /// kubeconfig is given and the default one is missing. `before` is the kubeconfig that an
+    /// interrupted upgrade began with.
     fn make_client(
         &self,
         before: Option<&Path>,
         progress: &Progress,
     ) -> Result<Option<Client>, Refusal> {
         let given = self.kubeconfig.as_deref();
-        let Some(path) = given_or_admin(given.or(before)) else {
+        let Some(path) = choose_kubeconfig(given.or(before)) else {
             return Ok(None);
         };
         match Client::from_kubeconfig(path) {
@@ -141,7 +142,7 @@ pub struct StartedUpgrade {
     pub context: UpgradeContext,
 }
 
-/// The steps that an upgrade would take, or the remaining ones if it was interrupted.
+/// Lists the steps that an upgrade would take, or the remaining steps of an interrupted upgrade.
 ///
 /// # Errors
 /// The upgrade cannot begin.
@@ -151,7 +152,7 @@ pub async fn dry_run(
 ) -> Result<Vec<String>, Refusal> {
     let (state, context) = match state::find_state(&options.state_dir)? {
         Some(state) => resume_upgrade(options, state, progress)?,
-        None => prepare_new(options, progress).await?,
+        None => prepare_new_upgrade(options, progress).await?,
     };
     Ok(drive::describe_plan(&state, &context.limits, &context.pod))
 }
@@ -166,7 +167,7 @@ pub async fn begin_upgrade(
 ) -> Result<StartedUpgrade, Refusal> {
     if state::find_state(&options.state_dir)?.is_none() {
         // An unreadable manifest is reported before the state directory is created.
-        ManifestPair::read(options)?;
+        ManifestPair::read_manifest_pair(options)?;
     }
     let store = Store::open(&options.state_dir)?;
     if let Some(state) = store.load()? {
@@ -178,15 +179,15 @@ pub async fn begin_upgrade(
             context,
         });
     }
-    let (state, mut context) = prepare_new(options, progress).await?;
+    let (state, mut context) = prepare_new_upgrade(options, progress).await?;
     context.lock = acquire_lock(options, &state, &context, false, progress).await?;
     let begun = async {
-        // The state is saved before the lock is marked: an upgrade killed in between has an
-        // unmarked lock, and leaves nothing that cannot be resumed.
+        // The state is saved before the lock is marked. An upgrade that is killed in between has
+        // not marked its lock, and can be resumed.
         store.save(&state)?;
         match &context.lock {
             Some(lock) => lock
-                .mark(progress)
+                .mark_node_changed(progress)
                 .await
                 .map_err(|error| Refusal::unavailable(&format!("nothing was changed: {error}"))),
             None => Ok(()),
@@ -206,9 +207,10 @@ pub async fn begin_upgrade(
     })
 }
 
-/// Acquires the lock that keeps other nodes from being upgraded. `None` without a cluster or a
-/// lock. A cluster named by the operator must provide the lock. A resumed upgrade may have changed
-/// the node, and continues even if the cluster does not answer: this node may be the reason.
+/// Acquires the lock that keeps other nodes from being upgraded. `None` if no cluster is known, or
+/// if the cluster cannot provide the lock. A cluster that the operator has named must provide the
+/// lock. A resumed upgrade may have changed the node, and continues even if the cluster does not
+/// answer, because the changed node may be the reason why there is no answer.
 async fn acquire_lock(
     options: &UpgradeOptions,
     state: &State,
@@ -217,28 +219,31 @@ async fn acquire_lock(
     progress: &Progress,
 ) -> Result<Option<Lock>, Refusal> {
     let Some(client) = &context.client else {
-        progress.print_detail(&format!("no --kubeconfig: {UNLOCKED}"));
+        progress.print_detail(&format!("no --kubeconfig: {UNLOCKED_RISK}"));
         return Ok(None);
     };
     let lock = Lock::new(
         client,
-        Claim::new(Holder::current(&state.uid, resumed), options.break_lock),
+        Claim::new(
+            Holder::from_this_process(&state.uid, resumed),
+            options.break_lock,
+        ),
     );
     match lock.acquire(progress).await {
         Ok(()) => {
             progress.print_detail(&format!(
-                "the cluster's lock is held: no other node is upgraded meanwhile (Lease {NAMESPACE}/{NAME})"
+                "this upgrade holds the cluster's lock: no other node is upgraded meanwhile (Lease {NAMESPACE}/{LOCK_NAME})"
             ));
             Ok(Some(lock))
         }
         Err(LockError::Api(error)) if !resumed && options.kubeconfig.is_some() => {
             Err(Refusal::unavailable(&format!(
-                "--kubeconfig: {error}: {UNLOCKED}, so nothing was changed: give one of a user who may create and update Leases in \
-             {NAMESPACE} (if that is not there, `kubectl create namespace {NAMESPACE}`), or try again"
+                "--kubeconfig: {error}: {UNLOCKED_RISK}, so nothing was changed: give a kubeconfig of a user who may create and update Leases in \
+             {NAMESPACE} (if the namespace does not exist, run `kubectl create namespace {NAMESPACE}`), or try again"
             )))
         }
         Err(LockError::Api(error)) if error.status() != Some(StatusCode::CONFLICT) => {
-            progress.print_detail(&format!("{error}: {UNLOCKED}"));
+            progress.print_detail(&format!("{error}: {UNLOCKED_RISK}"));
             Ok(resumed.then_some(lock))
         }
         Err(error) => Err(Refusal::unavailable(&error)),
@@ -267,10 +272,10 @@ fn resume_upgrade(
         ));
     }
     if let Some(path) = &options.manifest
-        && read(path)? != state.new
+        && read_manifest_text(path)? != state.new
     {
         mistakes.push(format!(
-            "{under_way}, to another manifest than {}: run `berth upgrade` without a manifest to bring it to its end first",
+            "{under_way}, to another manifest than {}: run `berth upgrade` without a manifest to finish that upgrade first",
             path.display()
         ));
     }
@@ -287,12 +292,12 @@ fn resume_upgrade(
     });
     let [Ok(old), Ok(new)] = pods else {
         return Err(Refusal::unavailable(&format!(
-            "{under_way}, and its manifests cannot be read any more"
+            "{under_way}, and the manifests of that upgrade cannot be read any more"
         )));
     };
     progress.print_line(&format!("{under_way}; it goes on to the {target} manifest"));
     if let Some(why) = why {
-        progress.print_detail(&format!("it goes back because: {why}"));
+        progress.print_detail(&format!("the upgrade goes back because: {why}"));
     }
     let client = options.make_client(state.kubeconfig.as_deref(), progress)?;
     state.judge = options.judge.clone().or(state.judge);
@@ -315,7 +320,7 @@ fn make_context(
     }
 }
 
-async fn prepare_new(
+async fn prepare_new_upgrade(
     options: &UpgradeOptions,
     progress: &Progress,
 ) -> Result<(State, UpgradeContext), Refusal> {
@@ -326,7 +331,7 @@ async fn prepare_new(
         new,
         old_manifest,
         new_manifest,
-    } = ManifestPair::read(options)?;
+    } = ManifestPair::read_manifest_pair(options)?;
     let uid = pod::draw_uid().map_err(|error| Refusal::unavailable(&error))?;
     let name = options
         .manifest
@@ -349,12 +354,12 @@ async fn prepare_new(
     };
     let temporary_text = temporary_text.map_err(problem)?;
     let context = make_context(options, &old, new, options.make_client(None, progress)?);
-    let address = find_advertised(&context, &uid, options).await?;
+    let address = find_advertised_address(&context, &uid, options).await?;
     let mut state = State {
-        version: State::FORMAT,
+        version: State::FORMAT_VERSION,
         berth: berth_node::VERSION.to_owned(),
         started: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
-        position: Position::begin(),
+        position: Position::initial(),
         canonical: options.canonical.clone(),
         temporary: options.temporary.clone(),
         uid,
@@ -363,7 +368,7 @@ async fn prepare_new(
         old: old_text,
         new: new_text,
         temporary_text,
-        access: Access::of(&options.canonical),
+        access: Access::of_file(&options.canonical),
         kubeconfig: options
             .kubeconfig
             .as_deref()
@@ -371,7 +376,7 @@ async fn prepare_new(
         judge,
         emulated,
     };
-    let all = drive::STEPS;
+    let all = drive::STEP_COUNT;
     let what = match (state.is_restart(), old.image == context.pod.image) {
         (true, _) => format!("rolling restart of {}", old.image),
         (false, true) => format!("{} with another manifest", old.image),
@@ -385,12 +390,12 @@ async fn prepare_new(
         let client = context
             .client
             .as_ref()
-            .map(|client| context.pod.shim.client(client));
+            .map(|client| context.pod.shim.trusting_client(client));
         check_judge(&context.run_dir, client.as_ref(), &state.uid).await?;
         let emulates = state
             .emulated
             .as_ref()
-            .map(|emulated| format!(", as {} until then", emulated.release));
+            .map(|emulated| format!(", and behaves as {} until the verdict", emulated.release));
         progress.print_detail(&format!(
             "the new instance is judged beside the old one{}",
             emulates.unwrap_or_default()
@@ -403,15 +408,21 @@ async fn prepare_new(
 /// The new manifest with emulation of the old release. `None` if the old release is not the
 /// previous minor version: not every kube-apiserver emulates an older one. `None` also if a
 /// release is unknown or the manifest has its own emulation flag.
-fn emulate_old_release(old: &Manifest, new: &Manifest) -> Result<Option<Emulated>, Problem> {
+fn emulate_old_release(
+    old: &Manifest,
+    new: &Manifest,
+) -> Result<Option<EmulatedManifest>, Problem> {
     let (Some((major, minor)), Some(to)) = (old.version(), new.version()) else {
         return Ok(None);
     };
-    if (major, minor + 1) != to || to < FIRST_EMULATING_RELEASE || new.flag(EMULATION).is_some() {
+    if (major, minor + 1) != to
+        || to < FIRST_EMULATING_RELEASE
+        || new.flag(EMULATION_FLAG).is_some()
+    {
         return Ok(None);
     }
     let release = format!("{major}.{minor}");
-    Ok(Some(Emulated {
+    Ok(Some(EmulatedManifest {
         text: pod::add_emulation(new, &release)?,
         release,
     }))
@@ -429,9 +440,9 @@ async fn run_doctor(
     let other_files = other_files::gather_files(&options.canonical, manifest)
         .map_err(|error| Refusal::unavailable(&format!("{directory}: {error}")))?;
     let mut facts = node::Facts::gather(Path::new("/"), manifest);
-    facts.unconnected = node::find_unconnected(Path::new("/"), manifest).await;
+    facts.unconnected = node::find_unconnected_shims(Path::new("/"), manifest).await;
     let cluster = match &context.client {
-        Some(client) => Cluster::ask(client).await.ok(),
+        Some(client) => Cluster::fetch(client).await.ok(),
         None => None,
     };
     let (other_files, node, cluster) = (Some(&other_files[..]), Some(&facts), cluster.as_ref());
@@ -446,7 +457,8 @@ async fn run_doctor(
     text::refuse_errors(name, examine(&case), &options.ignore_errors)
 }
 
-/// True if the Service names the node, and therefore has to be kept.
+/// True if the Service `kubernetes` names this node. The upgrade then keeps the node's address in
+/// the Service while instances stop.
 async fn check_service(
     context: &UpgradeContext,
     address: SocketAddr,
@@ -454,24 +466,24 @@ async fn check_service(
     progress: &Progress,
 ) -> Result<bool, Refusal> {
     let Some(client) = &context.client else {
-        progress.print_detail(&format!("no --kubeconfig: {GAPS}"));
+        progress.print_detail(&format!("no --kubeconfig: {SERVICE_GAPS}"));
         return Ok(false);
     };
     let named = async {
         let service = ServiceKeeper::new(client, Purpose::Upgrade, address)?;
         let named = service
-            .names_node()
+            .service_names_node()
             .await
             .map_err(|error| error.to_string())?;
         if named {
-            service.check().await?;
+            service.check_access().await?;
         }
         Ok::<_, String>(named)
     };
     match named.await {
         Ok(true) => {
             progress.print_detail(&format!(
-                "Service kubernetes: {} is kept in it, through {}",
+                "Service kubernetes: berth keeps {} in the Service, through {}",
                 address.ip(),
                 client.server()
             ));
@@ -479,7 +491,7 @@ async fn check_service(
         }
         Ok(false) => {
             progress.print_detail(&format!(
-                "Service kubernetes: {} has not been in it for 11 s, so it is not kept there",
+                "Service kubernetes: {} has not been in the Service for 11 s, so berth does not keep that address there",
                 address.ip()
             ));
             Ok(false)
@@ -488,7 +500,7 @@ async fn check_service(
             Err(Refusal::unavailable(&format!("--kubeconfig: {why}")))
         }
         Err(why) => {
-            progress.print_detail(&format!("{why}: {GAPS}"));
+            progress.print_detail(&format!("{why}: {SERVICE_GAPS}"));
             Ok(false)
         }
     }
@@ -502,9 +514,9 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// Checks that the old instance serves, and returns its advertised address.
-async fn find_advertised(
+async fn find_advertised_address(
     context: &UpgradeContext,
-    uid: &berth_node::instance::InstanceId,
+    uid: &berth_node::instance_id::InstanceId,
     options: &UpgradeOptions,
 ) -> Result<SocketAddr, Refusal> {
     let mut observer = NodeObserver::new(&context.run_dir);
@@ -516,7 +528,7 @@ async fn find_advertised(
         looked.map(|looked| {
             (
                 looked.1.silent,
-                advertised_in_sample(context, looked, options),
+                find_sampled_advertised_address(context, looked, options),
             )
         })
     };
@@ -524,8 +536,9 @@ async fn find_advertised(
     ask_until(ANSWER_TIMEOUT, RETRY_PAUSE, ask, counts).await?.1
 }
 
-/// Like [`find_advertised`], from a single sample.
-fn advertised_in_sample(
+/// Checks in one sample of the node that the old instance serves, and returns its advertised
+/// address.
+fn find_sampled_advertised_address(
     context: &UpgradeContext,
     ([canonical, _], details): ([InstanceObservation; 2], NodeDetails),
     options: &UpgradeOptions,
@@ -538,7 +551,7 @@ fn advertised_in_sample(
             "no instance runs in {run_dir}: is {file} what the kubelet runs? (see `berth status`)"
         ),
         1 if !canonical.in_group => format!(
-            "the current instance does not serve ({}): there is nothing to keep; put the manifest in its place by hand",
+            "the current instance does not serve ({}), so an upgrade cannot keep the API available: put the new manifest into the kubelet's directory by hand",
             detail.reason
         ),
         1 => {
@@ -548,7 +561,7 @@ fn advertised_in_sample(
             });
         }
         more => format!(
-            "{more} instances run in {run_dir}, and only the pod of {file} should: stop the others"
+            "{more} instances run in {run_dir}, and only the pod of {file} should run: stop the other instances"
         ),
     };
     Err(Refusal::unavailable(&why))
@@ -565,16 +578,16 @@ struct ManifestPair {
 
 impl ManifestPair {
     /// Reads the manifests, and checks that the new one can replace the old one.
-    fn read(options: &UpgradeOptions) -> Result<Self, Refusal> {
+    fn read_manifest_pair(options: &UpgradeOptions) -> Result<Self, Refusal> {
         let UpgradeOptions {
             manifest,
             canonical,
             temporary,
             ..
         } = options;
-        let old_text = read(canonical)?;
+        let old_text = read_manifest_text(canonical)?;
         let new_path = manifest.as_ref().unwrap_or(canonical);
-        let new_text = read(new_path)?;
+        let new_text = read_manifest_text(new_path)?;
         let mut mistakes = Vec::new();
         let mut parsed = |path: &Path, text: &str| {
             let found = Manifest::parse(text)
@@ -592,7 +605,7 @@ impl ManifestPair {
         check_pair(options, &old, &new, &mut mistakes);
         if temporary.exists() {
             mistakes.push(format!(
-                "{} is there, and no upgrade is known in {}: if `berth status` shows another instance that serves, remove it",
+                "{} exists, and {} records no upgrade: if `berth status` shows another instance that serves, remove that file",
                 temporary.display(),
                 options.state_dir.display()
             ));
@@ -611,7 +624,7 @@ impl ManifestPair {
     }
 }
 
-/// Finds the reasons why two manifests cannot share a node.
+/// Finds the reasons why the pods of two manifests cannot run on one node at the same time.
 fn check_pair(
     options: &UpgradeOptions,
     old: &ApiserverPod,
@@ -628,10 +641,10 @@ fn check_pair(
     if !old.behind {
         let file = canonical.display();
         mistakes.push(format!(
-            "{file} is not behind berth, so its kube-apiserver holds the port alone, and a second one cannot start beside it: run \
-             `berth inject {file} --image IMAGE --write --bridge` first, which is one restart and loses nothing; where no bridge can be \
-             (Linux before 5.9, or kernel lockdown), without --bridge: clients are then refused until the new one is ready, and `berth \
-             eject {file} --write` is the way back"
+            "{file} is not behind berth: its kube-apiserver holds the port alone, and no second kube-apiserver can start. First run \
+             `berth inject {file} --image IMAGE --write --bridge`, which restarts kube-apiserver once and loses nothing. If no bridge \
+             is possible (Linux before 5.9, or kernel lockdown), leave out --bridge: clients are then refused until the new \
+             kube-apiserver is ready, and `berth eject {file} --write` undoes the change"
         ));
         return;
     }
@@ -651,7 +664,7 @@ fn check_pair(
     }
     if (&old.namespace, &old.name) != (&new.namespace, &new.name) {
         mistakes.push(format!(
-            "{path} is the pod {}/{}, and the one that runs is {}/{}: give it the same name",
+            "{path} is the pod {}/{}, and the pod that runs is {}/{}: give the new pod the same name",
             new.namespace, new.name, old.namespace, old.name
         ));
     }
@@ -662,8 +675,7 @@ fn check_pair(
     };
     if (first(old), &old.run_dir) != (first(new), &new.run_dir) {
         mistakes.push(format!(
-            "{path} has another first BERTH_LISTEN or another run directory than {}: their shims would not meet; keep both for \
-             an upgrade, and change them apart from it",
+            "{path} has another first BERTH_LISTEN or another run directory than {}: the shims of the two manifests would not find each other; keep both settings for an upgrade, and change the settings at another time",
             canonical.display()
         ));
     }

@@ -10,13 +10,13 @@ use super::machine::{
     Slot, Step, UpgradeOutcome, Version,
 };
 use super::observer::{NodeDetails, NodeObserver};
-use super::pod::{ApiserverPod, EMULATION, PREFIX};
+use super::pod::{ApiserverPod, EMULATION_FLAG, TEMPORARY_PREFIX};
 use super::progress::Progress;
 use super::state::{State, Store, remove_file};
 use berth_cluster::Client;
 use berth_doctor::service::{Demand, Keeping, Purpose, ServiceKeeper};
-use berth_manifest::file::{replace, replace_or_make, sweep_temporary};
-use berth_manifest::names::{INSTALL, SHIM};
+use berth_manifest::file::{replace_file, replace_or_create_file, sweep_temporary_files_of};
+use berth_manifest::names::{INSTALL_CONTAINER, SHIM_CONTAINER};
 use berth_node::ipc;
 use berth_node::ipc::wire::{Ask, Reply};
 use berth_os::signals::Signals;
@@ -31,11 +31,12 @@ use std::time::{Duration, Instant, SystemTime};
 /// Time between two reads of the kubelet's journal.
 const JOURNAL_INTERVAL: Duration = Duration::from_secs(2);
 
-/// How long the Service may be unkept before a warning is printed: while an instance stops, the API
-/// may be away.
+/// How long the upgrade may fail to keep this node in the Service `kubernetes` before a warning is
+/// printed. While an instance stops, the API may be away.
 const WARN_UNKEPT_AFTER: Duration = Duration::from_secs(10);
 
-/// The surroundings of an upgrade, not part of its state.
+/// Everything that an upgrade needs besides its state on disk: the pod, limits, directories and the
+/// cluster.
 #[derive(Debug)]
 pub struct UpgradeContext {
     /// The fields of the new manifest that the upgrade needs.
@@ -46,7 +47,7 @@ pub struct UpgradeContext {
     pub run_dir: PathBuf,
     /// The directory where the kubelet writes container logs.
     pub pod_logs: PathBuf,
-    /// The cluster, as an administrator.
+    /// A client of the cluster's API with an administrator's credentials.
     pub client: Option<Client>,
     /// The lock that keeps other nodes from being upgraded.
     pub lock: Option<Lock>,
@@ -54,20 +55,21 @@ pub struct UpgradeContext {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DriveOutcome {
-    /// The new version serves from the canonical file.
+    /// The new version serves from `kube-apiserver.yaml`.
     Done,
     /// The old version serves.
     RolledBack,
-    /// Gone back after a bad verdict. The old version serves, or the new one emulating the old
-    /// release.
+    /// The upgrade went back after a bad verdict. The old version serves, or the new one serves and
+    /// emulates the old release.
     Judged,
-    /// Neither done nor rolled back. The state is kept, and serving instances are left alone.
+    /// The upgrade is neither done nor rolled back. The state is kept, and serving instances are
+    /// left alone.
     Halted,
-    /// Stopped by a second signal, with the state kept as after `Halted`.
+    /// A second signal stopped the upgrade. The state is kept, as after `Halted`.
     Stopped,
 }
 
-/// The end of the upgrade, or the file that cannot be read or written.
+/// The outcome of the upgrade, or the error if a file cannot be read or written.
 type DriveResult = Result<DriveOutcome, Box<dyn Error>>;
 
 /// Carries an upgrade out from its current step to the end.
@@ -93,13 +95,13 @@ pub async fn drive_upgrade(
         judging: None,
         observer: NodeObserver::new(&context.run_dir),
         signals: OperatorSignals::new()?,
-        service: service?.map(ServiceKeeper::start),
+        service: service?.map(ServiceKeeper::start_keeping_slice),
         drain_trouble: String::new(),
         unkept: None,
         warned_unkept: false,
         entered: SystemTime::now(),
-        asked_kubelet: None,
-        find_kubelet_trouble: None,
+        kubelet_asked_at: None,
+        kubelet_trouble: None,
         state,
         store,
         context,
@@ -107,7 +109,7 @@ pub async fn drive_upgrade(
     };
     let keep_lock = async {
         match &context.lock {
-            Some(lock) => lock.keep(&progress).await,
+            Some(lock) => lock.keep_renewed(&progress).await,
             None => pending().await,
         }
     };
@@ -124,21 +126,22 @@ pub async fn drive_upgrade(
 struct Driver<'a> {
     machine: Machine,
     shares: Option<Shares>,
-    /// `Some` in a step that judges.
+    /// The judging of the new instance. `None` in a step that does not judge.
     judging: Option<Judging>,
     observer: NodeObserver,
     signals: OperatorSignals,
     service: Option<Keeping>,
-    /// Why the last drain failed.
+    /// Why a shim did not accept the last request to leave its port.
     drain_trouble: String,
-    /// Since when the Service is unkept, and whether a warning has been printed.
+    /// Since when the upgrade fails to keep this node in the Service `kubernetes`, and whether it
+    /// has warned of that.
     unkept: Option<Instant>,
     warned_unkept: bool,
     entered: SystemTime,
     /// When the kubelet's journal was last read.
-    asked_kubelet: Option<Instant>,
+    kubelet_asked_at: Option<Instant>,
     /// Why the kubelet cannot start this step's pod.
-    find_kubelet_trouble: Option<String>,
+    kubelet_trouble: Option<String>,
     state: State,
     store: &'a Store,
     context: &'a UpgradeContext,
@@ -152,41 +155,42 @@ impl Driver<'_> {
             &self.state.temporary,
             self.store.path(),
         ] {
-            sweep_temporary(path);
+            sweep_temporary_files_of(path);
         }
-        // The operator needs this path: once the clock was set back, the newest kept manifest by
-        // name may belong to another upgrade.
+        // The path is printed for the operator. The names of kept manifests sort by time, and if
+        // the clock was set back, the last name may belong to another upgrade.
         let before = self.store.old_manifest_path(&self.state);
-        replace(&before, &self.state.old)?;
+        replace_file(&before, &self.state.old)?;
         self.progress
             .print_detail(&format!("the old manifest is kept: {}", before.display()));
-        self.announce();
+        self.print_step();
         loop {
             let (mut seen, details) = self.observer.sample(&self.state).await?;
             if let Some(service) = &self.service {
                 let serves = seen.canonical.may_serve() || seen.temporary.may_serve();
-                service.demand(if serves {
+                service.set_demand(if serves {
                     Demand::Serving
                 } else {
                     Demand::NotServing
                 });
                 let trouble = service.state().err().filter(|_| serves);
-                self.warn_unkept(trouble);
+                self.warn_of_unkept_service(trouble);
             }
-            self.ask_kubelet(&mut seen).await;
+            self.update_kubelet_trouble(&mut seen).await;
             let refused = self.announce_share(&details).await.err();
             match self.machine.next(&seen, self.progress.elapsed()) {
                 Action::Judge(slot) if self.begin_judging(slot, refused.as_deref()) => {
                     let Some(judging) = &mut self.judging else {
                         continue;
                     };
-                    let both = [slot.other(), slot].map(|slot| details.of_slot(slot));
+                    let both =
+                        [slot.opposite_slot(), slot].map(|slot| details.details_of_slot(slot));
                     tokio::select! {
-                        judged = judging.look(both, &self.progress) => {
+                        judged = judging.sample_and_judge(both, &self.progress) => {
                             judged.into_iter().for_each(|judged| self.machine.record_judge_result(judged));
                         }
                         _ = self.signals.next() => {
-                            if !self.interrupt() {
+                            if !self.handle_signal() {
                                 return Ok(DriveOutcome::Stopped);
                             }
                         }
@@ -199,7 +203,7 @@ impl Driver<'_> {
                         signalled = self.signals.next() => signalled,
                         () = self.observer.wait_for_change() => false,
                     };
-                    if signalled && !self.interrupt() {
+                    if signalled && !self.handle_signal() {
                         return Ok(DriveOutcome::Stopped);
                     }
                 }
@@ -209,8 +213,8 @@ impl Driver<'_> {
                         &mut self.state.position,
                         self.machine.position().clone(),
                     );
-                    // Reported before the position is saved: if the upgrade is killed in between,
-                    // the resumed run reports the failure again.
+                    // The failure is reported before the position is saved. If the upgrade is
+                    // killed in between, the resumed run reports the failure again.
                     if let (true, Some(why)) = (first, self.state.position.why.as_deref())
                         && why != INTERRUPTED
                         && !self.state.position.judged
@@ -219,13 +223,13 @@ impl Driver<'_> {
                     }
                     self.store.save(&self.state)?;
                     self.entered = SystemTime::now();
-                    (self.find_kubelet_trouble, self.judging) = (None, None);
-                    self.announce();
+                    (self.kubelet_trouble, self.judging) = (None, None);
+                    self.print_step();
                 }
                 Action::Place(slot, version) => {
                     let (path, text) = self.file_and_text(slot, version);
                     let had = self.state.access.filter(|_| slot == Slot::Canonical);
-                    replace_or_make(path, text, had)?;
+                    replace_or_create_file(path, text, had)?;
                     self.progress.print_line(&format!(
                         "     {} is written ({version} manifest)",
                         path.display()
@@ -238,10 +242,11 @@ impl Driver<'_> {
                         .print_line(&format!("     {} is removed", path.display()));
                 }
                 Action::Drain(slot) => tokio::select! {
-                    drained = ask_to_leave(details.of_slot(slot).socket.as_deref()) => self.report_drain(slot, drained).await,
-                    // The next sample shows whether the shim received the drain.
+                    drained = ask_to_leave(details.details_of_slot(slot).socket.as_deref()) => self.report_drain(slot, drained).await,
+                    // A signal ends the wait for the shim's reply. The next sample of the node
+                    // shows whether the shim has got the request.
                     _ = self.signals.next() => {
-                        if !self.interrupt() {
+                        if !self.handle_signal() {
                             return Ok(DriveOutcome::Stopped);
                         }
                     }
@@ -258,23 +263,24 @@ impl Driver<'_> {
         }
     }
 
-    /// True if the next look at both instances is due. False if a shim refuses the new instance's
-    /// share, since there is nothing to compare.
+    /// Returns true if it is time to look at both instances. Also returns true if there is nothing
+    /// to compare, because there is no kubeconfig or because a shim refuses the new instance's
+    /// share. The result is recorded then.
     fn begin_judging(&mut self, slot: Slot, refused: Option<&str>) -> bool {
         let (Some(options), Some(client)) = (&self.state.judge, &self.context.client) else {
             let why =
-                "there is no --kubeconfig to ask the instances for their metrics with".to_owned();
+                "without --kubeconfig the instances cannot be asked for their metrics".to_owned();
             let undecided = self.state.judge.as_ref().map(|judge| judge.undecided);
             self.progress.print_line(&format!("     not judged: {why}"));
             self.machine
-                .record_judge_result(undecided.unwrap_or_default().decide(why, false));
+                .record_judge_result(undecided.unwrap_or_default().into_judge_result(why, false));
             return true;
         };
         if let Some(why) = refused {
             let why = format!("a shim refuses the new instance its share of the clients: {why}");
             self.progress.print_line(&format!("     {why}"));
             self.progress.print_detail(
-                "give the new manifest a shim of this berth, or upgrade without --judge",
+                "put a shim of this version of berth into the new manifest, or upgrade without --judge",
             );
             self.machine.record_judge_result(JudgeResult::GoBack(why));
             self.judging = None;
@@ -284,12 +290,18 @@ impl Driver<'_> {
             release: emulated.release.clone(),
             wanted: slot == Slot::Temporary,
         });
-        let judging = || Judging::new(options, &self.context.pod.shim.client(client), emulation);
+        let judging = || {
+            Judging::new(
+                options,
+                &self.context.pod.shim.trusting_client(client),
+                emulation,
+            )
+        };
         self.judging.get_or_insert_with(judging).is_due()
     }
 
-    /// Tells the shims the new instance's share of the clients: none before judging, everything
-    /// afterwards, and none on the way back.
+    /// Sends the new instance's share of the clients to the shims: no clients before judging, all
+    /// clients afterwards, and no clients on the way back.
     async fn announce_share(&mut self, details: &NodeDetails) -> Result<(), String> {
         let Some(shares) = &mut self.shares else {
             return Ok(());
@@ -308,11 +320,11 @@ impl Driver<'_> {
             Step::StopTemporary if emulated && target == Version::New => (Slot::Canonical, ALL),
             _ => return Ok(()),
         };
-        shares.keep(slot, permille, details).await
+        shares.send_share_if_due(slot, permille, details).await
     }
 
     /// While the new manifest's pod starts, checks whether the kubelet fails to get an image.
-    async fn ask_kubelet(&mut self, seen: &mut NodeObservation) {
+    async fn update_kubelet_trouble(&mut self, seen: &mut NodeObservation) {
         let instance = match self.state.position.step {
             Step::StartTemporary => &mut seen.temporary,
             Step::StartCanonical => &mut seen.canonical,
@@ -322,14 +334,14 @@ impl Driver<'_> {
             return;
         }
         if self
-            .asked_kubelet
+            .kubelet_asked_at
             .is_none_or(|asked| asked.elapsed() >= JOURNAL_INTERVAL)
         {
-            let pod = self.logged_pod(self.state.position.step.watched());
-            self.find_kubelet_trouble = find_kubelet_trouble(&pod, self.entered).await;
-            self.asked_kubelet = Some(Instant::now());
+            let pod = self.logged_pod(self.state.position.step.watched_slot());
+            self.kubelet_trouble = find_kubelet_trouble(&pod, self.entered).await;
+            self.kubelet_asked_at = Some(Instant::now());
         }
-        instance.not_started = self.find_kubelet_trouble.is_some();
+        instance.not_started = self.kubelet_trouble.is_some();
     }
 
     fn file_and_text(&self, slot: Slot, version: Version) -> (&Path, &str) {
@@ -390,17 +402,17 @@ impl Driver<'_> {
         Ok(match outcome {
             UpgradeOutcome::Done => {
                 self.progress.print_line(&format!(
-                    "done: {version} serves, from {file}; nothing else is left"
+                    "done: {version} serves, from {file}; no temporary instance is left"
                 ));
                 if !self.state.is_restart() {
                     self.progress
-                        .print_detail(&format!("back again: berth upgrade {}", before.display()));
+                        .print_detail(&format!("to go back: berth upgrade {}", before.display()));
                 }
                 DriveOutcome::Done
             }
             UpgradeOutcome::RolledBack => {
                 self.progress.print_line(&format!(
-                    "rolled back: the old manifest serves, from {file}; nothing else is left"
+                    "rolled back: the old manifest serves, from {file}; no temporary instance is left"
                 ));
                 self.progress.print_detail(&format!("why: {why}"));
                 if self.state.position.judged {
@@ -416,20 +428,20 @@ impl Driver<'_> {
                     .as_ref()
                     .map_or("", |emulated| &emulated.release);
                 self.progress.print_line(&format!(
-                    "not done: {version} serves and behaves as {release} (--{EMULATION}), from {file}; nothing else is left"
+                    "not done: {version} serves and behaves as {release} (--{EMULATION_FLAG}), from {file}; no temporary instance is left"
                 ));
                 self.progress.print_detail(&format!("why: {why}"));
                 self.progress.print_detail(
-                    "the same command with the new manifest tries the last step again, and judges it beside what serves now; from \
-                     here berth promises no way back to the old manifest",
+                    "the same command with the new manifest tries the last step again, and judges the new instance beside the instance that serves now; \
+                     berth no longer promises a way back to the old manifest",
                 );
                 DriveOutcome::Judged
             }
         })
     }
 
-    /// Removes this upgrade's slice from the Service. If `waits`, the removal follows when
-    /// kube-apiserver itself names the node, or after a time limit.
+    /// Removes this upgrade's EndpointSlice from the Service `kubernetes`. If `waits` is true, the
+    /// slice stays until kube-apiserver itself names the node, or until a time limit.
     async fn leave_service(&mut self, waits: bool) {
         let Some(mut service) = self.service.take() else {
             return;
@@ -437,11 +449,11 @@ impl Driver<'_> {
         if waits {
             self.progress
                 .print_wait("waiting until kube-apiserver names the node in the Service kubernetes (at most 11 s)");
-            service.hand_back().await;
+            service.remove_slice_when_reconciled().await;
         }
         self.progress
             .print_wait("removing this upgrade's EndpointSlice (at most 5 s)");
-        if let Err(slice) = service.end().await {
+        if let Err(slice) = service.stop_keeping_slice().await {
             self.progress.print_line(&format!(
                 "warning: the EndpointSlice {slice} may still be in the Service kubernetes"
             ));
@@ -451,7 +463,7 @@ impl Driver<'_> {
         }
     }
 
-    fn warn_unkept(&mut self, trouble: Option<String>) {
+    fn warn_of_unkept_service(&mut self, trouble: Option<String>) {
         let Some(why) = trouble else {
             self.unkept = None;
             return;
@@ -463,38 +475,39 @@ impl Driver<'_> {
                 "warning: the Service kubernetes cannot be kept: {why}"
             ));
             self.progress.print_detail(
-                "it may be without this node for up to 10 s whenever an instance stops; let the user of --kubeconfig get, list, \
-                 create, patch and delete EndpointSlices in the namespace default, and see that its server answers",
+                "the Service may be without this node for up to 10 s whenever an instance stops; let the user of --kubeconfig get, list, \
+                 create, patch and delete EndpointSlices in the namespace default, and check that the server of --kubeconfig answers",
             );
         }
     }
 
     /// Handles a signal. Returns true if the upgrade continues.
-    fn interrupt(&mut self) -> bool {
+    fn handle_signal(&mut self) -> bool {
         if self.signals.count > 1 {
             self.progress.print_line(
-                "a second signal: stopped where it is; the same command goes on from here",
+                "a second signal: the upgrade stops here; the same command goes on from here",
             );
             return false;
         }
         self.machine.interrupt();
         let what = match self.state.position.step {
             Step::JudgeCanonical => {
-                "interrupted: going back to the instance that emulates the old release, and serves"
+                "interrupted: going back to the serving instance, which emulates the old release"
             }
             _ if self.machine.interrupt_leads_back() => {
-                "interrupted: going back to the old manifest, whose instance serves"
+                "interrupted: going back to the old manifest; the old instance serves"
             }
             _ => {
-                "interrupted: the old instance has already left, so the upgrade goes on: that is the shortest way to a whole node"
+                "interrupted: the old instance has already left the port, so the upgrade goes on: going back would take longer"
             }
         };
-        self.progress
-            .print_line(&format!("{what} (a second signal stops at once)"));
+        self.progress.print_line(&format!(
+            "{what} (a second signal stops the upgrade at once)"
+        ));
         true
     }
 
-    fn announce(&self) {
+    fn print_step(&self) {
         let Position { step, target, .. } = self.state.position;
         let (number, text) = describe_step(
             step,
@@ -504,15 +517,18 @@ impl Driver<'_> {
             &self.context.pod,
         );
         let number = number
-            .map(|number| format!("{number}/{STEPS}  "))
+            .map(|number| format!("{number}/{STEP_COUNT}  "))
             .unwrap_or_default();
         self.progress.print_line(&format!("{number}{text}"));
     }
 
     fn describe_wait(&self, seen: &NodeObservation, details: &NodeDetails) -> String {
         let step = self.state.position.step;
-        let slot = step.watched();
-        let (watched, stopped) = (details.of_slot(slot), details.of_slot(slot.other()));
+        let slot = step.watched_slot();
+        let (watched, stopped) = (
+            details.details_of_slot(slot),
+            details.details_of_slot(slot.opposite_slot()),
+        );
         match step {
             Step::Verify => "checking which instances serve".into(),
             Step::StopOld | Step::StopTemporary | Step::Withdraw => match stopped.open {
@@ -547,15 +563,15 @@ impl Driver<'_> {
         let ApiserverPod {
             container, image, ..
         } = &self.context.pod;
-        let slot = step.watched();
-        let (reason, pod) = (&details.of_slot(slot).reason, self.logged_pod(slot));
+        let slot = step.watched_slot();
+        let (reason, pod) = (&details.details_of_slot(slot).reason, self.logged_pod(slot));
         let instance = match slot {
             Slot::Temporary => "the new instance",
             Slot::Canonical => "the instance of the canonical file",
         };
         self.progress
             .print_line(&format!("failed: {instance}: {why}"));
-        if let Some(trouble) = &self.find_kubelet_trouble {
+        if let Some(trouble) = &self.kubelet_trouble {
             self.progress
                 .print_detail(&format!("the kubelet: {trouble}"));
         }
@@ -568,9 +584,9 @@ impl Driver<'_> {
         if found.is_none() {
             let directory = directory.display();
             self.progress.print_detail(&format!(
-                "its container {container} wrote no log in {directory}: see journalctl -u kubelet (is {image} there?)"
+                "the instance's container {container} wrote no log in {directory}: see journalctl -u kubelet (is the image {image} on this node?)"
             ));
-            found = last(SHIM).or_else(|| last(INSTALL));
+            found = last(SHIM_CONTAINER).or_else(|| last(INSTALL_CONTAINER));
         }
         if let Some((path, lines)) = found {
             self.progress
@@ -583,17 +599,19 @@ impl Driver<'_> {
 }
 
 /// Number of steps, including the check at the beginning.
-pub const STEPS: usize = 8;
+pub const STEP_COUNT: usize = 8;
 
-/// Asks a shim to leave the group.
+/// Asks a shim to stop listening and to leave new connections to its siblings.
 async fn ask_to_leave(socket: Option<&Path>) -> Result<(), String> {
     let Some(socket) = socket else {
-        return Err("it has no shim of its own".into());
+        return Err("the instance has no shim of its own".into());
     };
     match ipc::ask_shim(socket, Ask::Drain, LEAVE_TIMEOUT).await {
         Ok(Reply::Done) => Ok(()),
-        Ok(reply) => Err(format!("unexpected reply of its shim: {reply:?}")),
-        Err(error) => Err(format!("its shim cannot be asked: {error}")),
+        Ok(reply) => Err(format!(
+            "unexpected reply of the instance's shim: {reply:?}"
+        )),
+        Err(error) => Err(format!("the instance's shim cannot be asked: {error}")),
     }
 }
 
@@ -675,7 +693,7 @@ fn describe_step(
             .map(|part| format_percent(*part))
             .collect();
         format!(
-            "it is judged beside {beside}: {} of new connections for {} each, then all for {}; if the verdict is bad, it is removed",
+            "judge the new instance beside {beside}: {} of new connections for {} each, then all for {}; if the verdict is bad, the new instance is removed",
             parts.join(", "),
             duration(plan.step),
             duration(plan.bake)
@@ -684,37 +702,38 @@ fn describe_step(
     let (number, text) = match step {
         Step::StartTemporary => {
             let text = format!(
-                "write {temporary}: the {manifest} manifest as pod {PREFIX}{}; ready and joined within {ready}, else it \
-                 is removed and nothing else has changed",
+                "write {temporary}: the {manifest} manifest as pod {TEMPORARY_PREFIX}{}; the instance must be ready and joined within {ready}, else the instance is removed and nothing else has changed",
                 pod.name
             );
             (2, text)
         }
         Step::SettleTemporary => (
             3,
-            format!("watch it for {settle}; if it gets unready or starts again, it is removed"),
+            format!(
+                "watch the temporary instance for {settle}; if the instance gets unready or starts again, the instance is removed"
+            ),
         ),
         Step::JudgeTemporary => (3, judged("the old instance")),
         Step::StopOld => (
             4,
             format!(
-                "drain the old instance, remove {canonical}, wait for its last stream and its end (at most {stop})"
+                "drain the old instance, remove {canonical}, wait for the last stream and the end of the instance (at most {stop})"
             ),
         ),
         Step::StartCanonical => {
             let else_back = if target == Version::Old {
                 ""
             } else {
-                ", else the old manifest comes back there"
+                ", else the old manifest is restored"
             };
             (
                 5,
                 format!(
-                    "write {canonical} with the {manifest} manifest; ready and joined within {ready}{else_back}"
+                    "write {canonical} with the {manifest} manifest; the instance must be ready and joined within {ready}{else_back}"
                 ),
             )
         }
-        Step::SettleCanonical => (6, format!("watch it for {settle}")),
+        Step::SettleCanonical => (6, format!("watch the instance of {canonical} for {settle}")),
         Step::JudgeCanonical => (
             6,
             judged("the temporary instance, which behaves as the old release"),
@@ -722,14 +741,14 @@ fn describe_step(
         Step::StopTemporary => (
             7,
             format!(
-                "drain the temporary instance, remove {temporary}, wait for its last stream and its end (at most {stop})"
+                "drain the temporary instance, remove {temporary}, wait for the last stream and the end of the instance (at most {stop})"
             ),
         ),
         Step::Verify => {
             let text = format!(
                 "check that exactly one instance serves, the pod of {canonical}, and that this file is the {manifest} manifest, byte for byte"
             );
-            (STEPS, text)
+            (STEP_COUNT, text)
         }
         Step::Withdraw => {
             return (

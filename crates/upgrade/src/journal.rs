@@ -1,5 +1,5 @@
-//! Why the kubelet cannot start a pod, from the kubelet's journal: while an apiserver's image is
-//! missing, no API can be asked.
+//! Finds out from the kubelet's journal why the kubelet cannot start a pod. While an apiserver's
+//! image is missing, no API can be asked.
 
 use super::logs::LoggedPod;
 use berth_manifest::command::read_output;
@@ -8,10 +8,10 @@ use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Time limit of journalctl.
-const PATIENCE: Duration = Duration::from_secs(2);
+const JOURNAL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Number of journal lines to search. The kubelet repeats the message every few seconds.
-const LINES: &str = "500";
+const MAX_LINES: &str = "500";
 
 /// Finds out why the kubelet has been unable to start the pod since `since`: an image that cannot
 /// be pulled, or a node without room. `None` also if the journal cannot be read.
@@ -32,10 +32,12 @@ pub async fn find_kubelet_trouble(pod: &LoggedPod<'_>, since: SystemTime) -> Opt
         "cat",
         "--no-pager",
         "-n",
-        LINES,
+        MAX_LINES,
         &since,
     ];
-    let output = read_output("journalctl", &arguments, PATIENCE).await.ok()?;
+    let output = read_output("journalctl", &arguments, JOURNAL_TIMEOUT)
+        .await
+        .ok()?;
     find_message(&String::from_utf8_lossy(&output.stdout), &named)
 }
 
@@ -67,7 +69,7 @@ fn find_message(journal: &str, named: &str) -> Option<String> {
         .rev()
         .filter(|line| line.contains(named))
         .find_map(|line| {
-            // The kubelet does not retry a denied pod.
+            // A denied pod never starts, because the kubelet does not retry it.
             if let Some((_, why)) = line
                 .split_once("\"Pod admission denied\"")
                 .and_then(|(_, rest)| rest.split_once(" reason="))

@@ -12,14 +12,14 @@ use super::machine::JudgeResult;
 use super::observer::{InstanceDetails, NodeDetails, NodeObserver};
 use super::progress::{Progress, format_seconds};
 use berth_cluster::Client;
-pub use berth_judge::canary::{ALL, INTERVAL, format_percent, parse_parts};
+pub use berth_judge::canary::{ALL, INTERVAL, format_percent, parse_shares};
 use berth_judge::metrics::find_samples;
 use berth_judge::signals::Subject;
 use berth_judge::verdict::{Judgement, Row};
 use berth_judge::{Canary, Judge, Wanted};
 pub use berth_judge::{Outcome, Plan, Signal, Verdict};
 use berth_manifest::report::Refusal;
-use berth_node::instance::InstanceId;
+use berth_node::instance_id::InstanceId;
 use instance::{Instance, InstancePair, MOST_PATIENCE};
 pub use options::{JudgeOptions, Undecided};
 pub use share::Shares;
@@ -42,7 +42,8 @@ pub struct Judging {
     /// `None` once the instance's emulation was checked.
     emulation: Option<Emulation>,
     due: Instant,
-    /// When the first client could reach the new instance.
+    /// When clients could first reach the new instance, counted from the start of the upgrade's
+    /// judging.
     clients: Option<Duration>,
 }
 
@@ -68,8 +69,8 @@ impl Judging {
         Instant::now() >= self.due
     }
 
-    /// Samples both instances. Returns the result once the judging is over.
-    pub async fn look(
+    /// Takes a sample of both instances. Returns the result once the judging is over.
+    pub async fn sample_and_judge(
         &mut self,
         both: [&InstanceDetails; 2],
         progress: &Progress,
@@ -88,15 +89,17 @@ impl Judging {
         self.judge.observe(now, old.sample, new.sample);
         let verdict = self.judge.verdict();
         match self.canary.next(now, verdict.outcome) {
-            Wanted::End(outcome) => return Some(self.end(outcome, &verdict, now, progress)),
+            Wanted::End(outcome) => {
+                return Some(self.end_judging(outcome, &verdict, now, progress));
+            }
             Wanted::Share {
                 permille,
                 begins: true,
             } => self.begin_step(permille, &verdict, now, progress),
             Wanted::Share { .. } => {}
         }
-        // First only the new instance is asked, to warm up. Later the old instance gets
-        // the requests too.
+        // While the new instance has no clients, berth sends requests to it alone, to warm it up.
+        // Later berth sends the same requests to the old instance, too.
         let (warms, lacks) = (self.permille() == 0, verdict.outcome == Outcome::Undecided);
         if let Some(page) = old
             .page
@@ -114,7 +117,7 @@ impl Judging {
         if permille == 0 {
             let warm = humantime::format_duration(*warm);
             return progress.print_line(&format!(
-                "     only berth asks the new instance, and learns what is usual for the old one ({warm})"
+                "     only berth sends requests to the new instance, and measures the usual behaviour of the old instance ({warm})"
             ));
         }
         if self.clients.is_some() {
@@ -132,7 +135,7 @@ impl Judging {
         ));
     }
 
-    fn end(
+    fn end_judging(
         &self,
         outcome: Outcome,
         verdict: &Verdict,
@@ -155,31 +158,32 @@ impl Judging {
                     },
                 );
                 progress.print_line(&format!("the verdict is bad, {when}:"));
-                if let (all @ 1.., met @ 1..) = self.judge.met() {
+                if let (all @ 1.., met @ 1..) = self.judge.requests_that_met_the_fault() {
                     progress.print_detail(&format!(
-                        "{met} of {all} requests were affected since then, on both instances"
+                        "{met} of the {all} requests to both instances since the first step were affected"
                     ));
                 }
                 verdict
                     .to_string()
                     .lines()
                     .for_each(|line| progress.print_detail(line));
-                progress
-                    .print_detail("what each is, and how to accept one (--accept): docs/judge.md");
+                progress.print_detail(
+                    "docs/judge.md explains each signal, and how to accept a signal (--accept)",
+                );
                 JudgeResult::GoBack(summarize_verdict(verdict))
             }
             Outcome::Undecided => {
                 let mut why = format!(
-                    "there was not enough to judge: {}",
+                    "there was not enough data to judge: {}",
                     verdict.lacking.join("; ")
                 );
                 if let Some(against) = &verdict.against {
-                    why = format!("{why}; and {against}, so that the upgrade does not go on");
+                    why = format!("{why}; {against}, so the upgrade does not go on");
                 }
                 progress.print_line(&format!("     {why}"));
                 self.options
                     .undecided
-                    .decide(why, verdict.against.is_some())
+                    .into_judge_result(why, verdict.against.is_some())
             }
         }
     }
@@ -201,7 +205,7 @@ impl Judging {
         let wrong = (emulation == release) != wanted;
         wrong.then(|| {
             format!(
-                "it should{should} behave as {release}, and reports that it behaves as {emulation}"
+                "the new instance should{should} behave as {release}, and reports that it behaves as {emulation}"
             )
         })
     }
@@ -229,19 +233,22 @@ pub async fn check_judge(
     if let Err(why) = check_shares(&canonical, temporary).await {
         return refused(format!(
             "the shim of the serving instance cannot give a share of the clients to another instance ({why}): each instance \
-             needs a shim of its own, of this berth ({}); `berth inject` puts it beside it, and `berth upgrade` without --judge \
-             to that manifest starts it",
+             needs a shim of its own, of this version of berth ({}); `berth inject` adds the shim to the manifest, and `berth upgrade` \
+             with that manifest and without --judge starts the shim",
             berth_node::VERSION
         ));
     }
     let Some(address) = canonical.address else {
         return refused("the address of the serving instance is not known".into());
     };
-    match Instance::new(client).page(address, MOST_PATIENCE).await {
+    match Instance::new(client)
+        .fetch_metrics_page(address, MOST_PATIENCE)
+        .await
+    {
         Ok(_) => Ok(()),
         Err(error) => refused(format!(
             "the serving instance at {address} does not give its metrics: {error}: let the user of --kubeconfig read \
-             /metrics, /api/ and /apis/, and let the new manifest's --probe-ca and --probe-server-name fit its certificate"
+             /metrics, /api/ and /apis/, and let the new manifest's --probe-ca and --probe-server-name fit the certificate of the instance"
         )),
     }
 }
@@ -262,7 +269,7 @@ fn summarize_verdict(verdict: &Verdict) -> String {
         Outcome::Bad => format!("the verdict is bad: {}", bad.join(", ")),
         Outcome::Good => {
             format!(
-                "good: {compared} requests to the new instance did as well as those to the old one"
+                "good: {compared} requests to the new instance did as well as requests to the old instance"
             )
         }
         Outcome::Undecided => format!("not enough to judge yet: {}", verdict.lacking.join("; ")),

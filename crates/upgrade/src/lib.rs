@@ -2,7 +2,7 @@
 //! the new pod together.
 //!
 //! The new manifest first runs as a *temporary* pod beside the old one, under a file name and pod
-//! name of its own. When the temporary instance is ready and has joined the group, the old pod is
+//! name of its own. When the temporary instance is ready and its shim listens, the old pod is
 //! stopped. A second hop of the same kind then moves from the temporary pod to the *canonical*
 //! file, where kubeadm expects the manifest. At each moment an instance serves. Whatever fails, the
 //! old manifest comes back.

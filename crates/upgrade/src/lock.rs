@@ -17,11 +17,11 @@
 use super::journal::read_node_name;
 use super::progress::Progress;
 use berth_cluster::client::none_if_missing;
-use berth_cluster::lease::{Expiry, RENEWAL, lease_object};
-use berth_cluster::service::MANAGER;
+use berth_cluster::lease::{Expiry, RENEWAL_INTERVAL, lease_object};
+use berth_cluster::service::FIELD_MANAGER;
 use berth_cluster::{Client, Error};
 use berth_manifest::grant::objects;
-use berth_node::instance::InstanceId;
+use berth_node::instance_id::InstanceId;
 use hyper::StatusCode;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -29,33 +29,33 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::Mutex;
 use tokio::time::sleep;
 
-pub const NAME: &str = "upgrade";
+pub const LOCK_NAME: &str = "upgrade";
 
 /// The lock's namespace. No shim has rights there.
 pub const NAMESPACE: &str = "berth-upgrade";
 
-/// All Leases of the namespace.
-pub const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/berth-upgrade/leases";
+/// Path of all Leases in the lock's namespace.
+pub const LEASES_PATH: &str = "/apis/coordination.k8s.io/v1/namespaces/berth-upgrade/leases";
 
-pub const PATH: &str = "/apis/coordination.k8s.io/v1/namespaces/berth-upgrade/leases/upgrade";
+pub const LOCK_PATH: &str = "/apis/coordination.k8s.io/v1/namespaces/berth-upgrade/leases/upgrade";
 
-/// Time limit of a request.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Time limit of a request to the cluster's API.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often a failed request is retried, and how often a write that met a conflict.
-const TRIES: (u32, u32) = (2, 50);
+/// How often a failed request is retried, and how often a write is retried after a conflict.
+const MAX_TRIES: (u32, u32) = (2, 50);
 
 /// Time between two tries, and between two reads while another holder has the lock.
-const RETRY: Duration = Duration::from_secs(1);
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// How long a release may take to succeed.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(15);
 
-const NODE: &str = "berth/node";
-const UPGRADE: &str = "berth/upgrade";
-const PROCESS: &str = "berth/process";
-const COMMAND: &str = "berth/command";
-const CHANGED: &str = "berth/changed";
+const NODE_ANNOTATION: &str = "berth/node";
+const UPGRADE_ANNOTATION: &str = "berth/upgrade";
+const PROCESS_ANNOTATION: &str = "berth/process";
+const COMMAND_ANNOTATION: &str = "berth/command";
+const CHANGED_ANNOTATION: &str = "berth/changed";
 
 /// An upgrade that has or wants the lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,8 +73,8 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// Describes this process on its node as a holder.
-    pub fn current(upgrade: &InstanceId, changed: bool) -> Self {
+    /// Describes this process, which wants to hold the lock for `upgrade`.
+    pub fn from_this_process(upgrade: &InstanceId, changed: bool) -> Self {
         let words: Vec<_> = std::env::args_os()
             .map(|word| word.to_string_lossy().into_owned())
             .collect();
@@ -94,11 +94,11 @@ impl Holder {
         let text = |value: &Value| value.as_str().unwrap_or("?").to_owned();
         let annotations = &object["metadata"]["annotations"];
         Self {
-            upgrade: text(&annotations[UPGRADE]),
-            node: text(&annotations[NODE]),
-            process: text(&annotations[PROCESS]),
-            command: text(&annotations[COMMAND]),
-            changed: annotations[CHANGED] != "false",
+            upgrade: text(&annotations[UPGRADE_ANNOTATION]),
+            node: text(&annotations[NODE_ANNOTATION]),
+            process: text(&annotations[PROCESS_ANNOTATION]),
+            command: text(&annotations[COMMAND_ANNOTATION]),
+            changed: annotations[CHANGED_ANNOTATION] != "false",
             since: text(&object["spec"]["acquireTime"]),
         }
     }
@@ -119,21 +119,23 @@ impl Holder {
     }
 
     /// Explains why another node cannot be upgraded now, and what to do.
-    pub fn refuses(&self, node: &str) -> String {
+    pub fn describe_refusal(&self, node: &str) -> String {
         let holder = self.describe();
         if !self.changed {
-            return format!("the cluster's lock is held by {holder}: wait for it");
+            return format!(
+                "the cluster's lock is held by {holder}: wait until the holder has ended"
+            );
         }
         let there = &self.node;
         let fix = if there == node {
             "the holder is an upgrade of this node that began with another --state-dir: give that directory".to_owned()
         } else {
             format!(
-                "wait for the end of that upgrade; if that upgrade was interrupted or ended with 75, run `berth upgrade` on {there} to bring that upgrade to its end"
+                "wait for the end of that upgrade; if that upgrade was interrupted or ended with exit status 75, run `berth upgrade` on {there} to bring that upgrade to its end"
             )
         };
         format!(
-            "the cluster's lock is held by {holder}: {fix}; --break-lock takes it from a node that is gone for good"
+            "the cluster's lock is held by {holder}: {fix}; --break-lock takes the lock from a node that is gone for good"
         )
     }
 }
@@ -156,9 +158,10 @@ pub enum Decision {
 pub struct Claim {
     me: Holder,
     break_lock: bool,
-    /// Expiry of another holder's Lease.
+    /// Decides whether another holder's Lease has expired, which needs several reads.
     expiry: Expiry,
-    /// The first `resourceVersion` that was read of another holder's Lease.
+    /// The `resourceVersion` of another holder's Lease when it was first read. If it changes, that
+    /// holder lives.
     first: Option<Value>,
 }
 
@@ -177,19 +180,19 @@ impl Claim {
     pub fn next(&mut self, now: Duration, time: SystemTime, read: Option<&Value>) -> Decision {
         let Some(object) = read else {
             (self.expiry, self.first) = (Expiry::default(), None);
-            return Decision::Create(self.object(None, time));
+            return Decision::Create(self.make_lease_object(None, time));
         };
         let holder = Holder::parse(object);
         if holder.upgrade == self.me.upgrade || self.break_lock {
-            return Decision::Replace(self.object(Some(object), time));
+            return Decision::Replace(self.make_lease_object(Some(object), time));
         }
         if holder.changed {
             return Decision::Refuse(holder);
         }
-        self.expiry.read(now, RENEWAL, [object]);
+        self.expiry.record_list(now, RENEWAL_INTERVAL, [object]);
         let version = &object["metadata"]["resourceVersion"];
-        if self.expiry.is_expired(NAME) {
-            Decision::Replace(self.object(Some(object), time))
+        if self.expiry.is_expired(LOCK_NAME) {
+            Decision::Replace(self.make_lease_object(Some(object), time))
         } else if self.first.get_or_insert_with(|| version.clone()) == version {
             Decision::Wait(holder)
         } else {
@@ -198,16 +201,16 @@ impl Claim {
     }
 
     /// Records that the Lease could not be read.
-    pub fn record_failure(&mut self) {
+    pub fn record_read_failure(&mut self) {
         self.expiry.record_failure();
     }
 
-    /// Records that the lock is held. Obstacles from before no longer count.
-    pub fn record_held(&mut self) {
+    /// Records that this upgrade holds the lock. Earlier holders and `break_lock` no longer count.
+    pub fn record_lock_held(&mut self) {
         (self.break_lock, self.expiry, self.first) = (false, Expiry::default(), None);
     }
 
-    fn object(&self, before: Option<&Value>, time: SystemTime) -> Value {
+    fn make_lease_object(&self, before: Option<&Value>, time: SystemTime) -> Value {
         let Holder {
             upgrade,
             node,
@@ -216,10 +219,10 @@ impl Claim {
             changed,
             ..
         } = &self.me;
-        let annotations = json!({NODE: node, UPGRADE: upgrade, PROCESS: process, COMMAND: command, CHANGED: changed.to_string()});
+        let annotations = json!({NODE_ANNOTATION: node, UPGRADE_ANNOTATION: upgrade, PROCESS_ANNOTATION: process, COMMAND_ANNOTATION: command, CHANGED_ANNOTATION: changed.to_string()});
         let identity = format!("{node}_{upgrade}");
         let mut object = lease_object(
-            [NAMESPACE, NAME, "upgrade"],
+            [NAMESPACE, LOCK_NAME, "upgrade"],
             &annotations,
             &identity,
             [time; 2],
@@ -243,7 +246,7 @@ impl Claim {
 /// Why the lock was not acquired.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    #[error("{}", holder.refuses(node))]
+    #[error("{}", holder.describe_refusal(node))]
     Busy { holder: Holder, node: String },
     /// The cluster's API failed.
     #[error(transparent)]
@@ -255,15 +258,16 @@ pub enum LockError {
 pub struct Lock {
     client: Client,
     began: Instant,
-    /// Held during a request, so that requests never overlap: a late renewal could bring back a
-    /// released lock.
+    /// The mutex is locked during a request, so that requests never overlap: a late renewal could
+    /// bring back a released lock.
     claim: Mutex<Claim>,
 }
 
 impl Lock {
-    /// The lock, requested as an administrator.
+    /// Makes the lock of a cluster, without a request. `client` must have an administrator's
+    /// rights.
     pub fn new(client: &Client, claim: Claim) -> Self {
-        let client = client.clone().with_patience(PATIENCE);
+        let client = client.clone().with_patience(REQUEST_TIMEOUT);
         Self {
             client,
             began: Instant::now(),
@@ -279,7 +283,7 @@ impl Lock {
         let mut claim = self.claim.lock().await;
         let mut waited = None;
         loop {
-            match (self.decide_and_write(&mut claim).await, waited.take()) {
+            match (self.try_to_take_lock(&mut claim).await, waited.take()) {
                 (Ok(None), _) => return Ok(()),
                 (Ok(Some(holder)), _) => {
                     progress.print_wait(&format!(
@@ -287,9 +291,10 @@ impl Lock {
                         holder.describe()
                     ));
                     waited = Some(holder);
-                    sleep(RETRY).await;
+                    sleep(RETRY_PAUSE).await;
                 }
-                // The lock has a holder, so the cluster provides Leases.
+                // An earlier read found the lock's holder, so the error names the holder and not
+                // the API's failure.
                 (Err(LockError::Api(_)), Some(holder)) => {
                     return Err(LockError::Busy {
                         holder,
@@ -307,19 +312,19 @@ impl Lock {
     /// # Errors
     /// Another upgrade got the lock meanwhile, or the cluster does not answer. Nothing may be
     /// changed.
-    pub async fn mark(&self, progress: &Progress) -> Result<(), LockError> {
+    pub async fn mark_node_changed(&self, progress: &Progress) -> Result<(), LockError> {
         self.claim.lock().await.me.changed = true;
         self.acquire(progress).await
     }
 
-    /// Renews the lock until the future is dropped. API failures are not reported: once this upgrade
-    /// is marked as having changed its node, no other upgrade can take the lock.
-    pub async fn keep(&self, progress: &Progress) {
+    /// Renews the lock until the future is dropped. API failures are not reported: once this
+    /// upgrade is marked as having changed its node, no other upgrade can take the lock.
+    pub async fn keep_renewed(&self, progress: &Progress) {
         let mut warned = false;
         loop {
-            sleep(RENEWAL).await;
+            sleep(RENEWAL_INTERVAL).await;
             let mut claim = self.claim.lock().await;
-            match self.decide_and_write(&mut claim).await {
+            match self.try_to_take_lock(&mut claim).await {
                 Err(LockError::Busy { holder, .. }) if !warned => {
                     progress.print_line(&format!(
                         "warning: the cluster's lock was taken by {}: two nodes are upgraded at once",
@@ -337,8 +342,8 @@ impl Lock {
         // `wait::ask_until` cannot be used here: its future is not `Send`.
         let began = tokio::time::Instant::now();
         let removed = loop {
-            match self.remove(&claim.me.upgrade).await {
-                Err(_) if began.elapsed() < RELEASE_TIMEOUT => sleep(RETRY).await,
+            match self.remove_lease(&claim.me.upgrade).await {
+                Err(_) if began.elapsed() < RELEASE_TIMEOUT => sleep(RETRY_PAUSE).await,
                 removed => break removed,
             }
         };
@@ -347,27 +352,30 @@ impl Lock {
                 "warning: the cluster's lock cannot be released: {error}"
             ));
             progress.print_detail(&format!(
-                "no other node can be upgraded until `kubectl delete lease {NAME} --namespace {NAMESPACE}`"
+                "no other node can be upgraded until `kubectl delete lease {LOCK_NAME} --namespace {NAMESPACE}`"
             ));
         }
     }
 
-    async fn remove(&self, upgrade: &str) -> Result<(), Error> {
-        match none_if_missing(self.client.get(PATH).await)? {
+    async fn remove_lease(&self, upgrade: &str) -> Result<(), Error> {
+        match none_if_missing(self.client.get(LOCK_PATH).await)? {
             Some(object) if Holder::parse(&object).upgrade == upgrade => {
-                none_if_missing(self.client.delete_read(PATH, &object).await).map(drop)
+                none_if_missing(self.client.delete_unchanged(LOCK_PATH, &object).await).map(drop)
             }
             _ => Ok(()),
         }
     }
 
-    /// Reads the Lease and writes the decision. `None` if the lock is held, otherwise the holder.
-    async fn decide_and_write(&self, claim: &mut Claim) -> Result<Option<Holder>, LockError> {
+    /// Reads the Lease, decides, and writes the Lease if the decision says so. Returns `None` if
+    /// this upgrade holds the lock now, and otherwise the other holder, which may still live.
+    async fn try_to_take_lock(&self, claim: &mut Claim) -> Result<Option<Holder>, LockError> {
         let mut tries = (0, 0);
         loop {
-            let done = match self.read(claim).await {
-                Ok(Decision::Create(object)) => self.create(&object).await,
-                Ok(Decision::Replace(object)) => self.client.put(PATH, &object).await.map(drop),
+            let done = match self.read_and_decide(claim).await {
+                Ok(Decision::Create(object)) => self.create_lease(&object).await,
+                Ok(Decision::Replace(object)) => {
+                    self.client.put(LOCK_PATH, &object).await.map(drop)
+                }
                 Ok(Decision::Wait(holder)) => return Ok(Some(holder)),
                 Ok(Decision::Refuse(holder)) => {
                     return Err(LockError::Busy {
@@ -379,44 +387,46 @@ impl Lock {
             };
             match done {
                 Ok(()) => {
-                    claim.record_held();
+                    claim.record_lock_held();
                     return Ok(None);
                 }
-                Err(error) if error.status() == Some(StatusCode::CONFLICT) && tries.1 < TRIES.1 => {
+                Err(error)
+                    if error.status() == Some(StatusCode::CONFLICT) && tries.1 < MAX_TRIES.1 =>
+                {
                     tries.1 += 1;
                 }
-                Err(error) if tries.0 == TRIES.0 || is_forbidden(&error) => {
+                Err(error) if tries.0 == MAX_TRIES.0 || is_forbidden(&error) => {
                     return Err(error.into());
                 }
-                // Perhaps only the answer was lost: the next read shows what happened.
+                // If only the answer to a write was lost, the next read of the Lease shows that.
                 Err(_) => tries.0 += 1,
             }
-            sleep(RETRY / 4).await;
+            sleep(RETRY_PAUSE / 4).await;
         }
     }
 
-    async fn read(&self, claim: &mut Claim) -> Result<Decision, Error> {
-        match none_if_missing(self.client.get(PATH).await) {
+    async fn read_and_decide(&self, claim: &mut Claim) -> Result<Decision, Error> {
+        match none_if_missing(self.client.get(LOCK_PATH).await) {
             Ok(read) => Ok(claim.next(self.began.elapsed(), SystemTime::now(), read.as_ref())),
             Err(error) => {
-                claim.record_failure();
+                claim.record_read_failure();
                 Err(error)
             }
         }
     }
 
     /// Creates the Lease, and its namespace if necessary.
-    async fn create(&self, object: &Value) -> Result<(), Error> {
-        let created = self.client.post(LEASES, object).await;
+    async fn create_lease(&self, object: &Value) -> Result<(), Error> {
+        let created = self.client.post(LEASES_PATH, object).await;
         let Err(error) = created else { return Ok(()) };
         if error.status() != Some(StatusCode::NOT_FOUND) {
             return Err(error);
         }
         let namespace = objects::namespace_object(NAMESPACE);
         self.client
-            .apply(&objects::object_path(&namespace), MANAGER, &namespace)
+            .apply(&objects::object_path(&namespace), FIELD_MANAGER, &namespace)
             .await?;
-        self.client.post(LEASES, object).await.map(drop)
+        self.client.post(LEASES_PATH, object).await.map(drop)
     }
 }
 

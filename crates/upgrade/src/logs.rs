@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 /// How much of a file is read, from its end.
-const TAIL: u64 = 64 * 1024;
+const TAIL_BYTES: u64 = 64 * 1024;
 
 /// Longest line to show, in characters, and the number of lines.
-const WIDTH: usize = 400;
-const LINES: usize = 12;
+const MAX_WIDTH: usize = 400;
+const MAX_LINES: usize = 12;
 
 #[derive(Debug, Clone)]
 pub enum LoggedPod<'a> {
@@ -23,7 +23,7 @@ pub enum LoggedPod<'a> {
     Name(&'a str, &'a str),
 }
 
-/// The last lines of a pod's container, and the log file.
+/// Finds the last lines of a pod's container, and the log file that has them.
 pub fn find_last_lines(
     directory: &Path,
     pod: &LoggedPod<'_>,
@@ -44,7 +44,8 @@ pub fn find_last_lines(
         })
         .collect();
     files.sort();
-    // The newest file with text: a container that has just started has logged nothing yet.
+    // The newest file with text is used, because a container that has just started has logged
+    // nothing yet.
     files.into_iter().rev().find_map(|(_, path)| {
         let lines = read_last_lines(&path);
         (!lines.is_empty()).then_some((path, lines))
@@ -54,7 +55,7 @@ pub fn find_last_lines(
 /// The last lines of a file. Empty if the file cannot be read.
 pub fn read_last_lines(path: &Path) -> Vec<String> {
     let mut lines = sanitize_lines(&read_tail(path).unwrap_or_default());
-    lines.split_off(lines.len().saturating_sub(LINES))
+    lines.split_off(lines.len().saturating_sub(MAX_LINES))
 }
 
 fn find_directory(directory: &Path, pod: &LoggedPod<'_>) -> Option<PathBuf> {
@@ -78,13 +79,13 @@ fn find_directory(directory: &Path, pod: &LoggedPod<'_>) -> Option<PathBuf> {
 fn read_tail(path: &Path) -> Option<String> {
     let mut file = File::open(path).ok()?;
     let length = file.metadata().ok()?.len();
-    file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))
+    file.seek(SeekFrom::Start(length.saturating_sub(TAIL_BYTES)))
         .ok()?;
     let mut bytes = Vec::new();
-    file.take(TAIL).read_to_end(&mut bytes).ok()?;
+    file.take(TAIL_BYTES).read_to_end(&mut bytes).ok()?;
     let text = String::from_utf8_lossy(&bytes);
-    // The first line is incomplete, unless the file begins there.
-    let whole = if length > TAIL {
+    // The first line is incomplete if the file is longer than the part that was read.
+    let whole = if length > TAIL_BYTES {
         text.split_once('\n').map_or("", |(_, rest)| rest)
     } else {
         &text
@@ -92,7 +93,7 @@ fn read_tail(path: &Path) -> Option<String> {
     Some(whole.to_owned())
 }
 
-/// The lines of a log that are not empty.
+/// Returns the lines of a log that are not empty, in a form that is safe for a terminal.
 fn sanitize_lines(text: &str) -> Vec<String> {
     text.lines()
         .filter(|line| !line.trim().is_empty())
@@ -103,7 +104,7 @@ fn sanitize_lines(text: &str) -> Vec<String> {
 /// Shortens a line and replaces control characters, which could move a terminal's cursor.
 fn sanitize_line(line: &str) -> String {
     line.chars()
-        .take(WIDTH)
+        .take(MAX_WIDTH)
         .map(|c| {
             if c.is_control() && c != '\t' {
                 '\u{fffd}'
@@ -165,7 +166,7 @@ mod tests {
         #[test]
         fn lines_are_short_and_steer_no_terminal(text in "(\\PC|\n|\x1b){0,60}") {
             for line in sanitize_lines(&text) {
-                assert!(line.chars().count() <= WIDTH && !line.contains('\x1b'));
+                assert!(line.chars().count() <= MAX_WIDTH && !line.contains('\x1b'));
             }
         }
     }

@@ -13,8 +13,8 @@
 //! The way back from there leads to the emulating version, because the old version may not be able
 //! to read objects that were written without emulation.
 //!
-//! Two rules hold in every step. No file is removed while the other slot's instance is outside the
-//! group. A file with contents that berth did not write is never touched.
+//! Two rules hold in every step. Neither of the two manifest files is removed while the instance of
+//! the other one does not serve. A file with contents that berth did not write is never touched.
 
 mod terms;
 
@@ -26,25 +26,25 @@ pub use terms::{
     Slot, Step, UpgradeOutcome, Version,
 };
 
-/// How long an instance that was in the group may be outside before the step counts it as lost. A
-/// single slow answer is no loss.
+/// An instance that served counts as lost when it has not served for this long. A single slow
+/// answer is no loss.
 const LOST_AFTER: Duration = Duration::from_secs(3);
 
-/// How long a shim may take to accept a drain, and again to leave. After that the pod is stopped
-/// anyway: SIGTERM makes the shim leave too.
+/// How long a shim may take to accept the request to leave its port, and then as long again to
+/// leave. After that the pod is stopped anyway, since SIGTERM makes the shim leave, too.
 pub const LEAVE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// After this many ends of its process an instance is given up: the kubelet restarts it at ever
+/// An instance is given up after its process has ended this often. The kubelet restarts it at ever
 /// longer intervals.
 const MAX_ENDS: u32 = 3;
 
-/// Drains in a row that may fail.
+/// After this many failed drains in a row, the pod is stopped without a drain.
 const MAX_FAILED_DRAINS: u32 = 3;
 
-/// The reason for the way back after a signal.
+/// Why an upgrade goes back after a signal.
 pub const INTERRUPTED: &str = "interrupted by a signal";
 
-const REMOVED: &str = "the temporary file was removed";
+const TEMPORARY_REMOVED: &str = "the temporary file was removed";
 
 #[derive(Debug, Clone, Default)]
 pub struct Machine {
@@ -52,27 +52,28 @@ pub struct Machine {
     limits: Limits,
     course: Course,
     interrupted: bool,
-    /// The start of the step: its first observation, or the moment at which the watched instance
-    /// joined in this run.
+    /// When this step's watch began: at its first observation of the node, or when the watched
+    /// instance began to serve in this run.
     since: Option<StepStart>,
-    /// The instance that the step watches has been in the group in this run. A run that resumes a
-    /// step cannot know about earlier runs: after a reboot every pod starts again.
+    /// True if the instance that this step watches has served during this run of berth. A run that
+    /// resumes a step cannot know about earlier runs: after a reboot every pod starts again.
     joined: bool,
-    /// When the watched instance was first seen outside the group.
+    /// Since when the watched instance does not serve any more.
     lost: Option<Duration>,
-    /// When the file was first seen removed while its pod still ran.
+    /// Since when a pod runs although its manifest file is removed.
     stopping: Option<Duration>,
-    /// The shim of the instance to be stopped has accepted a drain. Known only in this run. A run
-    /// that resumes waits for the other instance for the whole ready timeout. A shim drained by a
-    /// killed run has left within two leases, which is shorter than the default of --ready-timeout,
-    /// so no way leads back to the drained instance.
+    /// True if the shim of the instance to be stopped has accepted a drain in this run. A run that
+    /// resumes an upgrade does not know of earlier drains, and waits for the other instance for the
+    /// whole ready timeout. A shim that a killed run has drained leaves within two leases. That is
+    /// shorter than the default of --ready-timeout, so the machine does not go back to the drained
+    /// instance.
     drained: bool,
     drains_failed: u32,
     /// The result of judging in this step.
     judged: Option<JudgeResult>,
 }
 
-/// The observation at the start of a step.
+/// The time when the watch of a step began, and the state of the node at that time.
 #[derive(Debug, Clone, Copy)]
 struct StepStart {
     at: Duration,
@@ -80,7 +81,7 @@ struct StepStart {
 }
 
 impl Machine {
-    /// Continues from a position, possibly left by a run that was killed.
+    /// Continues from a position on disk. A run that was killed may have left the position.
     pub fn new(position: Position, limits: Limits, course: Course) -> Self {
         Self {
             position,
@@ -94,8 +95,8 @@ impl Machine {
         &self.position
     }
 
-    /// Records that the operator wants the old version back. As long as the old instance is in the
-    /// group, the machine goes back. Later the shortest way to a whole node is forward.
+    /// Records that the operator wants the old version back. As long as the old instance serves,
+    /// the machine goes back. Later the shortest way to a node that is whole is forward.
     pub fn interrupt(&mut self) {
         self.interrupted = true;
     }
@@ -141,11 +142,11 @@ impl Machine {
         };
         if let Some(path) = step.foreign_file() {
             return Action::Halt(format!(
-                "the {path} file is not what this upgrade wrote, so it is left alone"
+                "the {path} file holds none of this upgrade's manifests, so berth leaves the file alone"
             ));
         }
         if self.interrupted && self.can_withdraw() {
-            return self.withdraw(INTERRUPTED);
+            return self.withdraw_temporary(INTERRUPTED);
         }
         if let Some(wrong) = step.find_changed_content(self.position.step) {
             return Action::Halt(format!("the canonical file does not hold {wrong}"));
@@ -158,15 +159,15 @@ impl Machine {
                 } else {
                     Step::StopOld
                 };
-                self.settle(&step, Slot::Temporary, next)
+                self.settle_instance(&step, Slot::Temporary, next)
             }
-            Step::JudgeTemporary => self.judge(&step, Slot::Temporary, Step::StopOld),
-            Step::StopOld => self.stop(&step, Slot::Canonical, Step::StartCanonical),
+            Step::JudgeTemporary => self.judge_instance(&step, Slot::Temporary, Step::StopOld),
+            Step::StopOld => self.stop_instance(&step, Slot::Canonical, Step::StartCanonical),
             Step::StartCanonical => self.start_canonical(&step),
             Step::SettleCanonical => {
                 let judged =
                     self.course.emulated && step.target == Version::New && !self.interrupted;
-                self.settle(
+                self.settle_instance(
                     &step,
                     Slot::Canonical,
                     if judged {
@@ -176,16 +177,19 @@ impl Machine {
                     },
                 )
             }
-            Step::JudgeCanonical => self.judge(&step, Slot::Canonical, Step::StopTemporary),
-            Step::StopTemporary => self.stop(&step, Slot::Temporary, Step::Verify),
-            Step::Verify => step.verify(),
-            Step::Withdraw => self.go_back(&step),
+            Step::JudgeCanonical => {
+                self.judge_instance(&step, Slot::Canonical, Step::StopTemporary)
+            }
+            Step::StopTemporary => self.stop_instance(&step, Slot::Temporary, Step::Verify),
+            Step::Verify => step.verify_result(),
+            Step::Withdraw => self.continue_withdrawal(&step),
         }
     }
 
-    fn enter(&mut self, step: Step) -> Action {
+    fn enter_step(&mut self, step: Step) -> Action {
         self.position.step = step;
-        // A step that watches an instance follows a step that saw this instance in the group.
+        // A step that watches an instance is entered only after the step before has seen this
+        // instance serve.
         (self.since, self.joined, self.lost) = (None, true, None);
         (self.stopping, self.drained, self.drains_failed, self.judged) = (None, false, 0, None);
         Action::Entered
@@ -194,17 +198,17 @@ impl Machine {
     fn turn_back(&mut self, version: Version, step: Step, why: &str) -> Action {
         self.position.target = version;
         self.position.why.get_or_insert_with(|| why.to_owned());
-        self.enter(step)
+        self.enter_step(step)
     }
 
-    fn withdraw(&mut self, why: &str) -> Action {
+    fn withdraw_temporary(&mut self, why: &str) -> Action {
         self.turn_back(Version::Old, Step::Withdraw, why)
     }
 
     fn start_temporary(&mut self, view: &StepView<'_>) -> Action {
         if view.seen.temporary_file == Content::Absent {
             return if view.seen.temporary.alive {
-                self.wait_for_end(view)
+                self.wait_for_pod_end(view)
             } else {
                 let version = if self.course.emulated {
                     Version::Emulated
@@ -221,8 +225,7 @@ impl Machine {
         )
     }
 
-    /// Enters the next step, goes back, or waits, depending on the result of a wait for a slot's
-    /// instance.
+    /// Enters the next step, goes back, or waits. `come` says whether the awaited instance serves.
     fn advance_or_turn_back(
         &mut self,
         slot: Slot,
@@ -230,14 +233,14 @@ impl Machine {
         come: Poll<Result<(), String>>,
     ) -> Action {
         match come {
-            Poll::Ready(Ok(())) => self.enter(next),
-            Poll::Ready(Err(why)) => self.send_back(slot, why),
+            Poll::Ready(Ok(())) => self.enter_step(next),
+            Poll::Ready(Err(why)) => self.reject_instance(slot, why),
             Poll::Pending => Action::Wait,
         }
     }
 
-    /// Watches a slot's instance until it has been ready for the settle time.
-    fn settle(&mut self, view: &StepView<'_>, slot: Slot, next: Step) -> Action {
+    /// Watches the instance of `slot` until it has been ready for the settle time.
+    fn settle_instance(&mut self, view: &StepView<'_>, slot: Slot, next: Step) -> Action {
         let settled = match view.check_temporary_file(slot) {
             Some(why) => Poll::Ready(Err(why)),
             None => self.poll_settled(view, slot),
@@ -245,59 +248,61 @@ impl Machine {
         self.advance_or_turn_back(slot, next, settled)
     }
 
-    /// Gives a slot's instance clients and judges it beside the other slot's.
-    fn judge(&mut self, view: &StepView<'_>, slot: Slot, next: Step) -> Action {
+    /// Gives clients to the instance of `slot`, and judges it beside the other instance.
+    fn judge_instance(&mut self, view: &StepView<'_>, slot: Slot, next: Step) -> Action {
         let interrupted = self.interrupted.then(|| INTERRUPTED.into());
         if let Some(why) = view
             .check_temporary_file(slot)
-            .or_else(|| self.find_loss(view, slot))
+            .or_else(|| self.find_service_loss(view, slot))
             .or(interrupted)
         {
-            return self.send_back(slot, why);
+            return self.reject_instance(slot, why);
         }
         match self.judged.take() {
             None if self.joined => Action::Judge(slot),
             None => Action::Wait,
-            Some(JudgeResult::GoOn) => self.enter(next),
+            Some(JudgeResult::GoOn) => self.enter_step(next),
             Some(JudgeResult::GoBack(why)) => {
                 self.position.judged = true;
-                self.send_back(slot, why)
+                self.reject_instance(slot, why)
             }
             Some(JudgeResult::Stop(why)) => Action::Halt(why),
         }
     }
 
-    fn send_back(&mut self, slot: Slot, why: String) -> Action {
+    fn reject_instance(&mut self, slot: Slot, why: String) -> Action {
         match slot {
-            Slot::Temporary => self.withdraw(&why),
+            Slot::Temporary => self.withdraw_temporary(&why),
             Slot::Canonical => self.fail_canonical(why),
         }
     }
 
-    /// Stops a slot's instance. The other slot's instance stays.
-    fn stop(&mut self, view: &StepView<'_>, slot: Slot, next: Step) -> Action {
-        let [goes, stays] = [slot, slot.other()].map(|slot| view.seen.instance(slot));
+    /// Stops the instance of `slot`. The other instance has to serve meanwhile.
+    fn stop_instance(&mut self, view: &StepView<'_>, slot: Slot, next: Step) -> Action {
+        let [goes, stays] = [slot, slot.opposite_slot()].map(|slot| view.seen.instance(slot));
         if view.seen.file(slot) == Content::Absent {
             return if goes.alive {
-                self.wait_for_end(view)
+                self.wait_for_pod_end(view)
             } else {
-                self.enter(next)
+                self.enter_step(next)
             };
         }
-        let lost = self.find_loss(view, slot.other());
+        let lost = self.find_service_loss(view, slot.opposite_slot());
         if stays.in_group {
             if slot == Slot::Canonical
                 && goes.may_serve()
                 && self.drains_failed >= MAX_FAILED_DRAINS
                 && !self.drained
             {
-                return self.withdraw("the old instance's shim cannot be drained");
+                return self.withdraw_temporary("the old instance's shim cannot be drained");
             }
-            return self.remove(view, slot);
+            return self.remove_file(view, slot);
         }
         match lost {
             // A drained shim does not come back, so from there the only way is forward.
-            Some(why) if goes.in_group && !self.drained => self.send_back(slot.other(), why),
+            Some(why) if goes.in_group && !self.drained => {
+                self.reject_instance(slot.opposite_slot(), why)
+            }
             _ if self
                 .lost
                 .is_some_and(|since| view.now.saturating_sub(since) >= view.limits.ready) =>
@@ -314,9 +319,9 @@ impl Machine {
         }
     }
 
-    /// Drains a slot's shim first, if possible, and then removes the file. The other slot's
-    /// instance is in the group.
-    fn remove(&self, view: &StepView<'_>, slot: Slot) -> Action {
+    /// Stops an instance while the other one serves. Its shim is asked to leave first, if possible.
+    /// Then the manifest file is removed.
+    fn remove_file(&self, view: &StepView<'_>, slot: Slot) -> Action {
         let instance = view.seen.instance(slot);
         let waits = self.drains_failed < MAX_FAILED_DRAINS
             && !(self.drained && view.elapsed() >= LEAVE_TIMEOUT);
@@ -336,17 +341,17 @@ impl Machine {
         } = view.seen;
         if *canonical_file == Content::Absent {
             if canonical.alive {
-                return self.wait_for_end(view);
+                return self.wait_for_pod_end(view);
             }
             // The placed instance is watched from this moment. Earlier process ends in this slot do
             // not count.
             self.since = None;
             return Action::Place(Slot::Canonical, self.position.target);
         }
-        if !view.holds(self.position.target) {
+        if !view.canonical_file_holds(self.position.target) {
             // The failed pod goes first: the kubelet runs only one pod of a name.
             return match temporary.in_group {
-                true => self.remove(view, Slot::Canonical),
+                true => self.remove_file(view, Slot::Canonical),
                 false if view.elapsed() < view.limits.ready => Action::Wait,
                 false => Action::Halt("the temporary instance is not ready any more".into()),
             };
@@ -371,12 +376,12 @@ impl Machine {
             self.turn_back(version, Step::StartCanonical, &why)
         } else {
             // The next run of the command waits for the instance again.
-            self.enter(Step::StartCanonical);
+            self.enter_step(Step::StartCanonical);
             Action::Halt(why)
         }
     }
 
-    fn go_back(&mut self, view: &StepView<'_>) -> Action {
+    fn continue_withdrawal(&mut self, view: &StepView<'_>) -> Action {
         let NodeObservation {
             canonical,
             temporary,
@@ -385,9 +390,9 @@ impl Machine {
         } = view.seen;
         let is_removed = *temporary_file == Content::Absent;
         match (is_removed, canonical.in_group) {
-            (true, _) if temporary.alive => self.wait_for_end(view),
+            (true, _) if temporary.alive => self.wait_for_pod_end(view),
             (true, true) => Action::Finish(UpgradeOutcome::RolledBack),
-            (false, true) => self.remove(view, Slot::Temporary),
+            (false, true) => self.remove_file(view, Slot::Temporary),
             // After a reboot both pods start, and the instance that is to be removed may be ready
             // first.
             (_, false) if view.elapsed() < view.limits.ready => Action::Wait,
@@ -403,14 +408,14 @@ impl Machine {
             && instance.process != before.process;
         if self.joined && another {
             return Poll::Ready(Err(format!(
-                "it started again within {}",
+                "the instance started again within {}",
                 format_seconds(view.limits.settle)
             )));
         }
         let over = self.joined && instance.in_group && view.elapsed() >= view.limits.settle;
-        match self.find_loss(view, slot) {
+        match self.find_service_loss(view, slot) {
             Some(why) if self.joined => Poll::Ready(Err(format!(
-                "{why} {} after it was ready",
+                "{why} {} after the instance was ready",
                 format_seconds(view.elapsed())
             ))),
             Some(why) => Poll::Ready(Err(why)),
@@ -419,10 +424,10 @@ impl Machine {
         }
     }
 
-    /// Returns why the instance that the step watches is not ready any more. An instance that has
-    /// not been in the group in this run is still starting, within the ready timeout. The watch
-    /// begins when the instance is ready.
-    fn find_loss(&mut self, view: &StepView<'_>, slot: Slot) -> Option<String> {
+    /// Returns why the instance that the step watches does not serve any more. An instance that has
+    /// not served in this run may still be starting, until the ready timeout. Its watch begins when
+    /// it serves.
+    fn find_service_loss(&mut self, view: &StepView<'_>, slot: Slot) -> Option<String> {
         let instance = view.seen.instance(slot);
         if instance.in_group {
             self.lost = None;
@@ -450,27 +455,27 @@ impl Machine {
         }
         let ended = instance.ends > view.since.seen.instance(slot).ends;
         let how = if ended {
-            "its process ended"
+            "the instance's process ended"
         } else {
-            "it got unready"
+            "the instance got unready"
         };
         (view.now.saturating_sub(since) >= LOST_AFTER).then(|| how.into())
     }
 
-    /// Waits for a stopped pod to end.
-    fn wait_for_end(&mut self, view: &StepView<'_>) -> Action {
+    /// Waits until a pod without a manifest file has ended. Halts after the stop limit.
+    fn wait_for_pod_end(&mut self, view: &StepView<'_>) -> Action {
         let since = *self.stopping.get_or_insert(view.now);
         if view.now.saturating_sub(since) < view.limits.stop {
             return Action::Wait;
         }
         Action::Halt(format!(
-            "the kubelet has not stopped the pod in {}: does it run?",
+            "the kubelet has not stopped the pod in {}: check that the kubelet runs",
             format_seconds(view.limits.stop)
         ))
     }
 }
 
-/// An observation within one step.
+/// An observation of the node, with the start and the limits of the current step.
 struct StepView<'a> {
     seen: &'a NodeObservation,
     now: Duration,
@@ -490,13 +495,13 @@ impl StepView<'_> {
         }
     }
 
-    /// True if the canonical file holds the manifest of `version`.
-    fn holds(&self, version: Version) -> bool {
+    /// True if `kube-apiserver.yaml` holds the manifest of `version`.
+    fn canonical_file_holds(&self, version: Version) -> bool {
         matches!(self.seen.canonical_file, Content::Holds(held) if held == version || self.same)
     }
 
-    /// Returns what the canonical file should hold in this step, if its contents have changed. A
-    /// step that replaces the canonical file checks the contents itself.
+    /// Returns what `kube-apiserver.yaml` should hold in this step, if it holds something else. A
+    /// step that replaces the file checks the contents itself.
     fn find_changed_content(&self, step: Step) -> Option<&'static str> {
         let (version, name) = match step {
             Step::StopOld if self.seen.canonical_file == Content::Absent => return None,
@@ -510,13 +515,14 @@ impl StepView<'_> {
             }
             Step::StartCanonical | Step::Verify => return None,
         };
-        (!self.holds(version)).then_some(name)
+        (!self.canonical_file_holds(version)).then_some(name)
     }
 
-    /// Reports that the temporary pod's file is missing. The canonical slot has no such check.
+    /// Returns why the upgrade cannot go on if the temporary pod's file is missing.
+    /// `kube-apiserver.yaml` is checked elsewhere.
     fn check_temporary_file(&self, slot: Slot) -> Option<String> {
         (slot == Slot::Temporary && self.seen.temporary_file == Content::Absent)
-            .then(|| REMOVED.into())
+            .then(|| TEMPORARY_REMOVED.into())
     }
 
     fn elapsed(&self) -> Duration {
@@ -531,15 +537,16 @@ impl StepView<'_> {
         if instance.in_group {
             Poll::Ready(Ok(()))
         } else if instance.not_started && self.target == Version::New {
-            // During the way back the message may be about the new pod, which has not ended yet.
-            Poll::Ready(Err("the kubelet cannot start it".into()))
+            // On the way back, the kubelet's message may be about the new pod, which has not ended
+            // yet. So the message counts only on the way forward.
+            Poll::Ready(Err("the kubelet cannot start the instance".into()))
         } else if ends >= MAX_ENDS {
             Poll::Ready(Err(format!(
-                "its process ended {ends} times without getting ready"
+                "the instance's process ended {ends} times without getting ready"
             )))
         } else if self.elapsed() >= self.limits.ready {
             Poll::Ready(Err(format!(
-                "it was not ready in {}",
+                "the instance was not ready in {}",
                 format_seconds(self.limits.ready)
             )))
         } else {
@@ -547,18 +554,18 @@ impl StepView<'_> {
         }
     }
 
-    fn verify(&self) -> Action {
+    fn verify_result(&self) -> Action {
         let alone = self.seen.temporary_file == Content::Absent && !self.seen.temporary.alive;
         match (
-            self.holds(self.target) && alone && self.seen.canonical.in_group,
+            self.canonical_file_holds(self.target) && alone && self.seen.canonical.in_group,
             self.target,
         ) {
             (true, Version::New) => Action::Finish(UpgradeOutcome::Done),
             (true, Version::Emulated) => Action::Finish(UpgradeOutcome::Emulating),
             (true, Version::Old) => Action::Finish(UpgradeOutcome::RolledBack),
-            (false, _) if self.elapsed() >= self.limits.ready => {
-                Action::Halt("the canonical instance is not the only one, or not ready".into())
-            }
+            (false, _) if self.elapsed() >= self.limits.ready => Action::Halt(
+                "the canonical instance is not the only instance, or is not ready".into(),
+            ),
             (false, _) => Action::Wait,
         }
     }

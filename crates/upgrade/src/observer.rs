@@ -2,7 +2,7 @@
 
 use super::machine::{Content, InstanceObservation, NodeObservation, Slot, Version};
 use super::state::State;
-use berth_node::instance::InstanceId;
+use berth_node::instance_id::InstanceId;
 use berth_node::ipc;
 use berth_node::ipc::wire::{Ask, Reply, Status};
 use berth_node::registry::instance::Record;
@@ -46,7 +46,7 @@ pub struct InstanceDetails {
 pub struct NodeDetails {
     /// The canonical pod's instance. A running instance is preferred.
     pub canonical: InstanceDetails,
-    /// How many instances run, without the temporary one.
+    /// Number of running instances, not counting the temporary instance.
     pub others: usize,
     pub temporary: InstanceDetails,
     /// True if a shim exists and did not answer. The next sample may have its answer.
@@ -54,7 +54,7 @@ pub struct NodeDetails {
 }
 
 impl NodeDetails {
-    pub fn of_slot(&self, slot: Slot) -> &InstanceDetails {
+    pub fn details_of_slot(&self, slot: Slot) -> &InstanceDetails {
         match slot {
             Slot::Canonical => &self.canonical,
             Slot::Temporary => &self.temporary,
@@ -74,14 +74,14 @@ struct ProcessHistory {
     process: Option<u64>,
     dead: bool,
     ends: u32,
-    /// When the shim reported the instance as in the group, if the last report did so.
+    /// Time of the shim's last report, if that report says that the instance is in the group.
     joined: Option<Instant>,
     /// True if the shim is a node shim.
     node: bool,
 }
 
 impl ProcessHistory {
-    fn observe(&mut self, process: u64, alive: bool) {
+    fn observe_process(&mut self, process: u64, alive: bool) {
         if self.process.is_some_and(|before| before != process) {
             self.ends += u32::from(!self.dead);
             self.dead = false;
@@ -92,7 +92,7 @@ impl ProcessHistory {
     }
 
     /// True if the instance may still be in the group although no shim reports so now.
-    fn is_silent(&mut self, answered: bool, in_group: bool, now: Instant) -> bool {
+    fn update_silence(&mut self, answered: bool, in_group: bool, now: Instant) -> bool {
         if answered {
             self.joined = in_group.then_some(now);
         }
@@ -129,7 +129,7 @@ impl NodeObserver {
         for known in &node.instances {
             answers.push(ask_shim(&known.berth, &known.id, known.socket).await);
         }
-        let served = find_served(&answers);
+        let served = find_served_instances(&answers);
         let mut node_silent = false;
         for (known, answer) in node.instances.iter().zip(&answers) {
             let history = self.histories.entry(known.id.clone()).or_default();
@@ -149,7 +149,7 @@ impl NodeObserver {
         };
         for (known, answer) in node.instances.iter().zip(answers) {
             let own = known.id == *temporary;
-            // A node shim is no instance.
+            // A node shim has a record, but is no instance.
             if self
                 .histories
                 .get(&known.id)
@@ -166,7 +166,7 @@ impl NodeObserver {
                 ShimAnswer::None => !node_silent || instance.process.is_none(),
             };
             let history = self.histories.entry(known.id.clone()).or_default();
-            instance.silent = history.is_silent(answered, instance.in_group, Instant::now());
+            instance.silent = history.update_silence(answered, instance.in_group, Instant::now());
             let all = &mut seen[usize::from(own)];
             details.others += usize::from(!own && instance.alive);
             if own {
@@ -182,7 +182,8 @@ impl NodeObserver {
             all.silent |= instance.silent;
             all.process = instance.process.or(all.process);
         }
-        // Pruned records count too, so the numbers only grow.
+        // Ends of a process count also after the removal of the process's record, so the numbers
+        // only grow.
         for (id, history) in &self.histories {
             seen[usize::from(id == temporary)].ends += history.ends;
         }
@@ -198,7 +199,7 @@ impl NodeObserver {
         let history = self.histories.entry(known.id.clone()).or_default();
         let runs = known.record.as_ref().is_some_and(|listed| listed.alive);
         if let Some(listed) = &known.record {
-            history.observe(process_key(&listed.record), listed.alive);
+            history.observe_process(process_key(&listed.record), listed.alive);
         }
         let mut detail = InstanceDetails {
             id: Some(known.id.clone()),
@@ -215,7 +216,7 @@ impl NodeObserver {
         detail.socket = known.berth.socket_path(&known.id).ok();
         let shim = match answer {
             ShimAnswer::Status(status) => {
-                let words = status.ready().err().unwrap_or_default();
+                let words = status.check_ready().err().unwrap_or_default();
                 let name = format!("instance {} is ", status.instance);
                 detail.reason = words.strip_prefix(&name).unwrap_or(&words).to_owned();
                 detail.open = status.connections_open + status.connections_injected;
@@ -229,14 +230,14 @@ impl NodeObserver {
             }
             ShimAnswer::None => {
                 detail.reason = if runs {
-                    "its shim does not run yet".into()
+                    "the instance's shim does not run yet".into()
                 } else {
-                    "its process ended".into()
+                    "the instance's process ended".into()
                 };
                 false
             }
         };
-        let ready = matches!(answer, ShimAnswer::Status(status) if status.ready().is_ok());
+        let ready = matches!(answer, ShimAnswer::Status(status) if status.check_ready().is_ok());
         let instance = InstanceObservation {
             alive: runs || shim,
             in_group: ready || (served && runs),
@@ -286,7 +287,7 @@ impl NodeObserver {
     pub async fn wait_for_change(&mut self) {
         let event = async {
             match &mut self.watch {
-                Some(watch) => watch.changed().await,
+                Some(watch) => watch.wait_for_change().await,
                 None => std::future::pending().await,
             }
         };
@@ -310,7 +311,9 @@ async fn ask_shim(berth: &BerthDir, id: &InstanceId, socket: bool) -> ShimAnswer
     };
     match ipc::ask_shim(&path, Ask::Status, ipc::PATIENCE).await {
         Ok(Reply::Status(status)) => ShimAnswer::Status(status),
-        Ok(reply) => ShimAnswer::Silent(format!("unexpected reply of its shim: {reply:?}")),
+        Ok(reply) => ShimAnswer::Silent(format!(
+            "unexpected reply of the instance's shim: {reply:?}"
+        )),
         Err(error)
             if matches!(
                 error.kind(),
@@ -319,12 +322,12 @@ async fn ask_shim(berth: &BerthDir, id: &InstanceId, socket: bool) -> ShimAnswer
         {
             ShimAnswer::None
         }
-        Err(error) => ShimAnswer::Silent(format!("its shim does not answer: {error}")),
+        Err(error) => ShimAnswer::Silent(format!("the instance's shim does not answer: {error}")),
     }
 }
 
 /// The instances that a joined node shim reports as ready.
-fn find_served(answers: &[ShimAnswer]) -> BTreeSet<InstanceId> {
+fn find_served_instances(answers: &[ShimAnswer]) -> BTreeSet<InstanceId> {
     let nodes = answers.iter().filter_map(|answer| match answer {
         ShimAnswer::Status(status) if status.discover && status.state == Phase::Joined => {
             Some(status)
@@ -361,6 +364,300 @@ fn read_content(path: &Path, which: impl Fn(&str) -> Option<Version>) -> io::Res
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::EmulatedManifest;
+    use crate::state::tests::make_state;
+    use berth_node::registry::RunDir;
+    use berth_node::registry::instance::{Claimant, InstanceClaim, claim};
+    use serde_json::{from_value, json};
+    use std::os::unix::net::UnixListener;
+    use std::sync::{Arc, Mutex};
+    use tempfile::TempDir;
+    use tokio::time::timeout;
+
+    type Replies = Arc<Mutex<BTreeMap<&'static str, Option<Reply>>>>;
+
+    /// A run directory with instances, and shims that reply as they are told.
+    struct Node {
+        _temp: TempDir,
+        berth: BerthDir,
+        observer: NodeObserver,
+        claims: BTreeMap<&'static str, InstanceClaim>,
+        replies: Replies,
+    }
+
+    impl Node {
+        fn new() -> Self {
+            let temp = tempfile::tempdir().unwrap();
+            let path = temp.path().join("run");
+            let berth = RunDir::open(&path)
+                .unwrap()
+                .berth(make_state().address)
+                .unwrap();
+            Self {
+                _temp: temp,
+                berth,
+                observer: NodeObserver::new(&path),
+                claims: BTreeMap::new(),
+                replies: Replies::default(),
+            }
+        }
+
+        fn start_instance(&mut self, id: &'static str, pid: u8) {
+            let claimant = Claimant {
+                instance: &id.parse().unwrap(),
+                advertise: [10, 0, 0, 5].into(),
+                supervisor: None,
+                pid: Some(pid.into()),
+            };
+            let address = ([127, 0, 0, pid], 6443).into();
+            let claim = claim(&self.berth, &claimant, |_, _| Ok(address)).unwrap();
+            self.claims.insert(id, claim);
+        }
+
+        fn end_instance(&mut self, id: &str) {
+            self.claims.remove(id).unwrap();
+        }
+
+        fn socket_path_of(&self, id: &str) -> PathBuf {
+            self.berth.socket_path(&id.parse().unwrap()).unwrap()
+        }
+
+        /// Sets the reply of a shim. With `None`, the shim closes the connection.
+        fn set_shim_reply(&self, id: &'static str, reply: Option<Reply>) {
+            if self.replies.lock().unwrap().insert(id, reply).is_some() {
+                return;
+            }
+            let replies = Arc::clone(&self.replies);
+            let shim = ipc::Server::bind(&self.socket_path_of(id)).unwrap();
+            tokio::spawn(shim.serve(move |request| {
+                let reply = replies.lock().unwrap()[id].clone();
+                async move {
+                    if let Some(reply) = reply {
+                        request.reply(&reply).await;
+                    }
+                }
+            }));
+        }
+
+        /// Samples the node, with `t` as the temporary instance, until a shim is silent or none is:
+        /// on a busy machine a shim may answer too late.
+        async fn sample(&mut self, silent: bool) -> ([InstanceObservation; 2], NodeDetails) {
+            let temporary = "t".parse().unwrap();
+            let sampled = async {
+                loop {
+                    let (seen, details) = self.observer.sample_instances(&temporary).await.unwrap();
+                    if details.silent == silent {
+                        return (seen, details);
+                    }
+                    tokio::task::yield_now().await;
+                }
+            };
+            timeout(Duration::from_secs(60), sampled).await.unwrap()
+        }
+    }
+
+    /// The status of a shim of one instance, or of a node shim (`n`).
+    fn make_status_reply(
+        id: &str,
+        state: Phase,
+        instances: &[(&str, InstanceHealth)],
+    ) -> Option<Reply> {
+        let instances: Vec<_> = instances
+            .iter()
+            .map(|(instance, health)| {
+                json!({"instance": instance, "address": "127.0.0.1:6443", "own": *instance == id, "standing": health,
+                    "since": "", "kube_version": "v1.36.1", "last_probe": "why"})
+            })
+            .collect();
+        let status = json!({"version": 2, "berth": "10.0.0.5:6443", "listen": [], "instance": id, "discover": id == "n",
+            "shim_version": "", "pid": 1, "state": state, "since": "", "connections_open": 3, "connections_pending": 0,
+            "connections_injected": 2, "connections_total": 9, "held": 0, "fail_open": false, "foreign_listeners": 0,
+            "instances": instances, "blocked": false});
+        Some(Reply::Status(from_value(status).unwrap()))
+    }
+
+    #[tokio::test]
+    async fn an_instance_with_a_shim_is_as_the_shim_reports() {
+        use InstanceHealth::{Ready, Unready};
+        let mut node = Node::new();
+        assert_eq!(
+            node.sample(false).await.0,
+            [InstanceObservation::default(); 2]
+        );
+        node.start_instance("a", 1);
+        node.start_instance("t", 2);
+        node.set_shim_reply("a", make_status_reply("a", Phase::Joined, &[("a", Ready)]));
+        let ([canonical, temporary], details) = node.sample(false).await;
+        let (first, second) = (canonical.process, temporary.process);
+        assert!(first.is_some() && second.is_some() && first != second);
+        let serves = InstanceObservation {
+            alive: true,
+            in_group: true,
+            drains: true,
+            process: first,
+            ..InstanceObservation::default()
+        };
+        let runs = InstanceObservation {
+            alive: true,
+            process: second,
+            ..InstanceObservation::default()
+        };
+        assert_eq!((canonical, temporary), (serves, runs));
+        assert_eq!(details.others, 1);
+        let InstanceDetails {
+            id,
+            berth,
+            reason,
+            open,
+            version,
+            socket,
+            advertised,
+            address,
+        } = details.canonical;
+        assert_eq!(
+            (id.unwrap().to_string(), berth),
+            ("a".into(), Some(make_state().address))
+        );
+        assert_eq!(
+            (reason, open, version),
+            (String::new(), 5, Some("v1.36.1".into()))
+        );
+        assert_eq!(
+            (socket, advertised),
+            (Some(node.socket_path_of("a")), Some(make_state().address))
+        );
+        assert_eq!(address, Some(([127, 0, 0, 1], 6443).into()));
+        assert_eq!(details.temporary.id.unwrap().to_string(), "t");
+        assert_eq!(
+            details.temporary.reason,
+            "the instance's shim does not run yet"
+        );
+
+        // The shim's last report counts while the shim does not answer.
+        for reply in [Some(Reply::Done), None] {
+            node.set_shim_reply("a", reply);
+            let ([canonical, _], details) = node.sample(true).await;
+            let silent = InstanceObservation {
+                in_group: false,
+                silent: true,
+                ..serves
+            };
+            assert_eq!(canonical, silent);
+            assert!(!details.canonical.reason.is_empty());
+        }
+        node.set_shim_reply(
+            "a",
+            make_status_reply("a", Phase::Joined, &[("a", Unready)]),
+        );
+        let ([canonical, _], details) = node.sample(false).await;
+        assert!(!canonical.in_group && !canonical.silent);
+        assert_eq!(details.canonical.reason, "unready: why");
+
+        node.end_instance("a");
+        node.end_instance("t");
+        let ([canonical, temporary], details) = node.sample(false).await;
+        let ended = InstanceObservation {
+            ends: 1,
+            ..InstanceObservation::default()
+        };
+        let has_shim = InstanceObservation {
+            alive: true,
+            drains: true,
+            ..ended
+        };
+        assert_eq!((canonical, temporary), (has_shim, ended));
+        assert_eq!(details.temporary.reason, "the instance's process ended");
+        node.start_instance("a", 3);
+        let ([canonical, _], _) = node.sample(false).await;
+        assert!(canonical.process.is_some() && canonical.process != first);
+        // The ends count without a record, too.
+        node.end_instance("a");
+        for _ in 0..2 {
+            assert_eq!(node.sample(false).await.0.map(|it| it.ends), [2, 1]);
+            let _ = std::fs::remove_file(node.berth.instances_path().join("a.json"));
+        }
+    }
+
+    #[tokio::test]
+    async fn instances_without_shims_are_as_the_node_shim_reports() {
+        use InstanceHealth::{Failing, Ready};
+        let mut node = Node::new();
+        // A shim that was killed leaves its socket.
+        drop(UnixListener::bind(node.socket_path_of("a")).unwrap());
+        for (id, pid) in [("a", 1), ("b", 2)] {
+            node.start_instance(id, pid);
+        }
+        let reports = |phase, a, b| make_status_reply("n", phase, &[("a", a), ("b", b)]);
+        for (reply, in_group, id) in [
+            (reports(Phase::Waiting, Ready, Ready), false, "a"),
+            (reports(Phase::Joined, Failing, Failing), false, "a"),
+            (reports(Phase::Joined, Ready, Failing), true, "a"),
+            (reports(Phase::Joined, Failing, Ready), true, "b"),
+        ] {
+            node.set_shim_reply("n", reply);
+            let ([canonical, temporary], details) = node.sample(false).await;
+            let expected = InstanceObservation {
+                alive: true,
+                in_group,
+                process: canonical.process,
+                ..InstanceObservation::default()
+            };
+            assert_eq!(
+                (canonical, temporary),
+                (expected, InstanceObservation::default())
+            );
+            assert_eq!(details.others, 2);
+            assert_eq!(details.canonical.id.unwrap().to_string(), id);
+        }
+        // A node shim that does not answer may still serve the instance, unless that has ended.
+        node.set_shim_reply("n", None);
+        let ([canonical, _], _) = node.sample(true).await;
+        assert!(canonical.silent && !canonical.in_group);
+        node.end_instance("b");
+        assert!(!node.sample(true).await.0[0].silent);
+        node.set_shim_reply("n", reports(Phase::Joined, Failing, Ready));
+        assert!(!node.sample(false).await.0[0].in_group, "it has ended");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn files_are_recognized_and_sampled_again_after_a_while() {
+        let temp = tempfile::tempdir().unwrap();
+        let emulated = EmulatedManifest {
+            release: "1.35".into(),
+            text: "emulated".into(),
+        };
+        let mut state = State {
+            canonical: temp.path().join("canonical"),
+            temporary: temp.path().join("temporary"),
+            emulated: Some(emulated),
+            ..make_state()
+        };
+        let mut observer = NodeObserver::new(&temp.path().join("run"));
+        for (text, version) in [
+            ("old", Some(Version::Old)),
+            ("new", Some(Version::New)),
+            ("emulated", Some(Version::Emulated)),
+            ("temporary", None),
+        ] {
+            for path in [&state.canonical, &state.temporary] {
+                std::fs::write(path, text).unwrap();
+            }
+            let (seen, _) = observer.sample(&state).await.unwrap();
+            let holds = |version: Option<_>| version.map_or(Content::Other, Content::Holds);
+            let its = (text == "temporary").then_some(Version::New);
+            assert_eq!(
+                (seen.canonical_file, seen.temporary_file),
+                (holds(version), holds(its))
+            );
+        }
+        state.emulated = None;
+        std::fs::write(&state.canonical, "emulated").unwrap();
+        let (seen, _) = observer.sample(&state).await.unwrap();
+        assert_eq!(seen.canonical_file, Content::Other);
+        let began = Instant::now();
+        observer.wait_for_change().await;
+        assert!(began.elapsed() >= INTERVAL);
+    }
 
     #[test]
     fn a_silent_shim_counts_as_in_the_group_for_30_s() {
@@ -378,7 +675,7 @@ mod tests {
             (35, false, false, false),
         ] {
             assert_eq!(
-                history.is_silent(answered, in_group, began + second * after),
+                history.update_silence(answered, in_group, began + second * after),
                 silent,
                 "{after} s"
             );
@@ -397,7 +694,7 @@ mod tests {
             (3, true, 2),
             (4, false, 4),
         ] {
-            history.observe(process, alive);
+            history.observe_process(process, alive);
             assert_eq!(history.ends, ends, "{process} {alive}");
         }
     }

@@ -2,26 +2,26 @@
 //! and an emulated release.
 
 use berth_cluster::yaml::YamlNode;
-use berth_doctor::{ShimOf, shim_of};
+use berth_doctor::{ShimOf, find_shim};
 use berth_manifest::edit::{Change, Edit, apply_edits};
 use berth_manifest::names::VOLUMES;
 use berth_manifest::{Manifest, Problem, basename};
-use berth_node::instance::InstanceId;
+use berth_node::instance_id::InstanceId;
 use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// Prefix of the temporary pod's name and file name.
-pub const PREFIX: &str = "berth-";
+pub const TEMPORARY_PREFIX: &str = "berth-";
 
 /// The kubelet's default grace period.
-const GRACE: u64 = 30;
+const DEFAULT_GRACE_SECONDS: u64 = 30;
 
 /// The flag with which kube-apiserver behaves as an older release.
-pub const EMULATION: &str = "emulated-version";
+pub const EMULATION_FLAG: &str = "emulated-version";
 
-/// Returns a new random UUID at each read; see random(4).
-const UUID: &str = "/proc/sys/kernel/random/uuid";
+/// Each read of this file returns a new random UUID; see random(4).
+const UUID_PATH: &str = "/proc/sys/kernel/random/uuid";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiserverPod {
@@ -33,7 +33,7 @@ pub struct ApiserverPod {
     pub image: String,
     /// True if `berth exec` starts the apiserver.
     pub behind: bool,
-    /// True if the instance is named by the pod's UID.
+    /// True if the instance's ID is the pod's UID.
     pub by_uid: bool,
     /// The shim's listen addresses, as written in the manifest.
     pub listen: Option<String>,
@@ -57,18 +57,21 @@ impl ApiserverPod {
             let kind = manifest.kind();
             return Err(Problem::new(
                 root.line,
-                format!("kind: {kind}: the kubelet runs Pods from its directory, and no other"),
+                format!(
+                    "kind: {kind}: the kubelet runs Pods from its directory, and no other kind"
+                ),
             ));
         }
         manifest.secure_port()?;
-        let name = text(root.at(&["metadata", "name"]));
-        let name = name
-            .ok_or_else(|| Problem::new(root.line, "metadata.name is missing: give the pod one"))?;
+        let name = text(root.find_path(&["metadata", "name"]));
+        let name = name.ok_or_else(|| {
+            Problem::new(root.line, "metadata.name is missing: give the pod a name")
+        })?;
         let (spec, apiserver) = (manifest.pod(), manifest.apiserver());
         let variable = |name: &str| {
             apiserver
                 .get("env")
-                .and_then(|env| env.named(name))
+                .and_then(|env| env.find_named(name))
                 .map(|(_, variable)| variable)
         };
         let program = manifest
@@ -77,16 +80,16 @@ impl ApiserverPod {
             .and_then(|program| program.text())
             .unwrap_or_default();
         let by_uid = variable("BERTH_INSTANCE")
-            .and_then(|it| it.at(&["valueFrom", "fieldRef", "fieldPath"]));
+            .and_then(|it| it.find_path(&["valueFrom", "fieldRef", "fieldPath"]));
         let volume = spec
             .get("volumes")
-            .and_then(|all| all.named(VOLUMES[1]))
+            .and_then(|all| all.find_named(VOLUMES[1]))
             .map(|(_, volume)| volume);
         let grace = spec
             .get("terminationGracePeriodSeconds")
             .and_then(YamlNode::number);
         Ok(Self {
-            namespace: text(root.at(&["metadata", "namespace"]))
+            namespace: text(root.find_path(&["metadata", "namespace"]))
                 .unwrap_or_else(|| "default".into()),
             name,
             container: text(apiserver.get("name")).unwrap_or_default(),
@@ -94,15 +97,15 @@ impl ApiserverPod {
             behind: basename(program) == "berth",
             by_uid: text(by_uid).as_deref() == Some("metadata.uid"),
             listen: text(variable("BERTH_LISTEN").and_then(|listen| listen.get("value"))),
-            shim: shim_of(manifest),
-            run_dir: text(volume.and_then(|volume| volume.at(&["hostPath", "path"])))
+            shim: find_shim(manifest),
+            run_dir: text(volume.and_then(|volume| volume.find_path(&["hostPath", "path"])))
                 .map(PathBuf::from),
-            grace: Duration::from_secs(grace.unwrap_or(GRACE)),
+            grace: Duration::from_secs(grace.unwrap_or(DEFAULT_GRACE_SECONDS)),
         })
     }
 }
 
-/// The pod's manifest under another name and with the given UID.
+/// Makes the temporary pod's manifest: the same pod under another name, and with the given UID.
 ///
 /// # Errors
 /// The manifest is written in a way that cannot be edited.
@@ -110,7 +113,7 @@ pub fn make_temporary(manifest: &Manifest, uid: &InstanceId) -> Result<String, P
     let metadata = manifest.template_path().key("metadata");
     let name = manifest
         .root()
-        .at(&["metadata", "name"])
+        .find_path(&["metadata", "name"])
         .and_then(YamlNode::text)
         .unwrap_or_default();
     let set = |key: &str, value: String, reason: &str| Edit {
@@ -122,29 +125,29 @@ pub fn make_temporary(manifest: &Manifest, uid: &InstanceId) -> Result<String, P
     let mut edits = vec![
         set(
             "name",
-            format!("{PREFIX}{name}"),
-            "two files with one pod name overwrite each other",
+            format!("{TEMPORARY_PREFIX}{name}"),
+            "the kubelet runs only one pod of a name",
         ),
         set(
             "uid",
             uid.to_string(),
-            "which instance is this pod's is known from its name",
+            "the UID names the instance of this pod",
         ),
     ];
     let component = manifest
         .template()
-        .at(&["metadata", "labels", "component"])
+        .find_path(&["metadata", "labels", "component"])
         .and_then(YamlNode::text);
     edits.extend(component.map(|component| Edit {
         path: metadata.key("labels").key("component"),
-        change: Change::Set(format!("{PREFIX}{component}").into()),
-        reason: "kubeadm takes every pod with its label for the node's one kube-apiserver".into(),
+        change: Change::Set(format!("{TEMPORARY_PREFIX}{component}").into()),
+        reason: "kubeadm takes each pod with this label for the node's only kube-apiserver".into(),
         comment: false,
     }));
-    apply_edits(manifest.text(), manifest.document(), &edits)
+    apply_edits(manifest.text(), manifest.document_index(), &edits)
 }
 
-/// The pod's manifest with kube-apiserver emulating another release.
+/// Makes a manifest in which kube-apiserver emulates another release.
 ///
 /// # Errors
 /// The manifest is written in a way that cannot be edited.
@@ -156,11 +159,11 @@ pub fn add_emulation(manifest: &Manifest, release: &str) -> Result<String, Probl
     };
     let edit = Edit {
         path: manifest.apiserver_path().key(key),
-        change: Change::Append(vec![format!("--{EMULATION}={release}").into()]),
-        reason: "both sides serve the same APIs, and store what the old one reads".into(),
+        change: Change::Append(vec![format!("--{EMULATION_FLAG}={release}").into()]),
+        reason: "both instances serve the same APIs, and store what the old instance reads".into(),
         comment: false,
     };
-    apply_edits(manifest.text(), manifest.document(), &[edit])
+    apply_edits(manifest.text(), manifest.document_index(), &[edit])
 }
 
 /// Draws a new random UID for a pod.
@@ -168,8 +171,8 @@ pub fn add_emulation(manifest: &Manifest, release: &str) -> Result<String, Probl
 /// # Errors
 /// The kernel's UUID cannot be read.
 pub fn draw_uid() -> Result<InstanceId, String> {
-    let uid = fs::read_to_string(UUID)
-        .map_err(|error| format!("cannot read {UUID}: {error}: is /proc mounted?"))?;
+    let uid = fs::read_to_string(UUID_PATH)
+        .map_err(|error| format!("cannot read {UUID_PATH}: {error}: is /proc mounted?"))?;
     InstanceId::parse(uid.trim_end()).map_err(|error| error.to_string())
 }
 
@@ -228,7 +231,7 @@ mod tests {
         assert_eq!(emulating.lines().count(), text.lines().count() + 1);
         let flag = Manifest::parse(&emulating)
             .unwrap()
-            .flag(EMULATION)
+            .flag(EMULATION_FLAG)
             .map(|flag| flag.value.to_owned());
         assert_eq!(flag.as_deref(), Some("1.35"));
     }

@@ -6,8 +6,8 @@ use std::io::Write;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time between two lines about the same wait.
-const AGAIN: Duration = Duration::from_secs(15);
+/// While a wait goes on, its reason is printed again after this time.
+const REPEAT_INTERVAL: Duration = Duration::from_secs(15);
 
 /// A duration in whole seconds.
 pub fn format_seconds(duration: Duration) -> String {
@@ -59,7 +59,7 @@ impl Progress {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         if waiting
             .as_ref()
-            .is_some_and(|(last, printed)| last == what && printed.elapsed() < AGAIN)
+            .is_some_and(|(last, printed)| last == what && printed.elapsed() < REPEAT_INTERVAL)
         {
             return;
         }

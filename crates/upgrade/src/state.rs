@@ -7,10 +7,12 @@
 
 use super::judge::options::JudgeOptions;
 use super::machine::{Course, Position, Version};
-use berth_manifest::file::{Access, FileError, format_stamp, is_in, replace};
+use berth_manifest::file::{Access, FileError, format_backup_stamp, is_in_directory, replace_file};
 use berth_manifest::report::Refusal;
-use berth_node::instance::InstanceId;
-use berth_os::file::{lock_within, make_private, none_if_missing, sync_parent};
+use berth_node::instance_id::InstanceId;
+use berth_os::file::{
+    lock_file_within, make_private_directory, none_if_missing, sync_parent_directory,
+};
 use nix::errno::Errno;
 use nix::fcntl::Flock;
 use serde::{Deserialize, Serialize};
@@ -21,26 +23,26 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The default directory for the state and for the original manifests.
-pub const DIRECTORY: &str = "/etc/kubernetes/berth";
+pub const DEFAULT_DIRECTORY: &str = "/etc/kubernetes/berth";
 
-const NAME: &str = "upgrade.json";
+const FILE_NAME: &str = "upgrade.json";
 
-/// How long to wait for the lock. A process that a killed run was just spawning holds the run's
-/// lock until its exec.
-const LEFT: Duration = Duration::from_secs(1);
+/// How long to wait for the lock. If a run is killed while it spawns a process, that process holds
+/// the run's lock until it calls execve(2).
+const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Why the state cannot be kept.
+/// Why the state of an upgrade cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
     /// Another run has the lock.
-    #[error("another `berth upgrade` runs (it holds {}): wait for it", .0.display())]
+    #[error("another `berth upgrade` runs (it holds {}): wait until that upgrade has ended", .0.display())]
     Busy(PathBuf),
     #[error(transparent)]
     File(#[from] FileError),
     /// The file exists but cannot be understood.
     #[error(
-        "{} is not understood: {why}: it belongs to an upgrade that was interrupted; finish it with the berth that began \
-         it, or make sure that one kube-apiserver manifest is in the kubelet's directory, and remove this file",
+        "{} is not understood: {why}: the file belongs to an interrupted upgrade; finish the upgrade with the version of berth that \
+         began the upgrade, or make sure that one kube-apiserver manifest is in the kubelet's directory, and remove this file",
         path.display()
     )]
     Format { path: PathBuf, why: String },
@@ -52,7 +54,7 @@ impl From<StateError> for Refusal {
     }
 }
 
-/// An upgrade that has begun.
+/// An upgrade that has begun and not ended, as in `upgrade.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
     /// Format; 1.
@@ -64,7 +66,7 @@ pub struct State {
     pub position: Position,
     /// `kube-apiserver.yaml`.
     pub canonical: PathBuf,
-    /// The temporary pod's file, for the time of the upgrade.
+    /// Path of the temporary pod's manifest, which exists only during the upgrade.
     pub temporary: PathBuf,
     /// UID of the temporary pod, and name of its instance.
     pub uid: InstanceId,
@@ -87,14 +89,15 @@ pub struct State {
     /// How the new instance is judged. `None` if it is not judged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub judge: Option<JudgeOptions>,
-    /// The new manifest until the verdict, if it emulates the old release until then.
+    /// The new manifest that is used until the verdict, if the new instance emulates the old
+    /// release until then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub emulated: Option<Emulated>,
+    pub emulated: Option<EmulatedManifest>,
 }
 
 /// The new manifest with `--emulated-version`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Emulated {
+pub struct EmulatedManifest {
     /// The emulated release, such as 1.35.
     pub release: String,
     pub text: String,
@@ -102,9 +105,9 @@ pub struct Emulated {
 
 impl State {
     /// The format of new files.
-    pub const FORMAT: u32 = 1;
+    pub const FORMAT_VERSION: u32 = 1;
 
-    /// Text of a version's canonical file.
+    /// Returns the text of `kube-apiserver.yaml` for a version.
     pub fn manifest_text(&self, version: Version) -> &str {
         match version {
             Version::Old => &self.old,
@@ -143,7 +146,8 @@ impl Store {
     /// # Errors
     /// See [`StateError`].
     pub fn open(directory: &Path) -> Result<Self, StateError> {
-        make_private(directory).map_err(FileError::of("make the directory", directory))?;
+        make_private_directory(directory)
+            .map_err(FileError::wrap_io_error("make the directory", directory))?;
         let path = directory.join("upgrade.lock");
         let mut options = OpenOptions::new();
         let file = options
@@ -152,14 +156,16 @@ impl Store {
             .write(true)
             .mode(0o600)
             .custom_flags(libc::O_NOFOLLOW);
-        let file = file.open(&path).map_err(FileError::of("open", &path))?;
-        match lock_within(file, LEFT) {
+        let file = file
+            .open(&path)
+            .map_err(FileError::wrap_io_error("open", &path))?;
+        match lock_file_within(file, LOCK_TIMEOUT) {
             Ok(lock) => Ok(Self {
-                path: directory.join(NAME),
+                path: directory.join(FILE_NAME),
                 _lock: lock,
             }),
             Err(Errno::EWOULDBLOCK) => Err(StateError::Busy(path)),
-            Err(errno) => Err(FileError::of("lock", &path)(errno.into()).into()),
+            Err(errno) => Err(FileError::wrap_io_error("lock", &path)(errno.into()).into()),
         }
     }
 
@@ -177,7 +183,7 @@ impl Store {
             .to_string_lossy();
         self.path.with_file_name(format!(
             "{name}.before-upgrade.{}",
-            format_stamp(&state.started, &state.old)
+            format_backup_stamp(&state.started, &state.old)
         ))
     }
 
@@ -195,8 +201,9 @@ impl Store {
     /// See [`StateError`]. The previous state is still there.
     pub fn save(&self, state: &State) -> Result<(), StateError> {
         let text = serde_json::to_string_pretty(state);
-        let text = text.map_err(|error| FileError::of("write", &self.path)(error.into()))?;
-        Ok(replace(&self.path, &(text + "\n"))?)
+        let text =
+            text.map_err(|error| FileError::wrap_io_error("write", &self.path)(error.into()))?;
+        Ok(replace_file(&self.path, &(text + "\n"))?)
     }
 
     /// Removes the state: the upgrade has ended.
@@ -214,8 +221,8 @@ impl Store {
 /// The file is still there.
 pub fn remove_file(path: &Path) -> Result<(), StateError> {
     Ok(none_if_missing(fs::remove_file(path))
-        .and_then(|_| sync_parent(path))
-        .map_err(FileError::of("remove", path))?)
+        .and_then(|_| sync_parent_directory(path))
+        .map_err(FileError::wrap_io_error("remove", path))?)
 }
 
 /// Reads the state of an upgrade that has begun, without the lock.
@@ -223,27 +230,31 @@ pub fn remove_file(path: &Path) -> Result<(), StateError> {
 /// # Errors
 /// See [`StateError`].
 pub fn find_state(directory: &Path) -> Result<Option<State>, StateError> {
-    load_file(&directory.join(NAME))
+    load_file(&directory.join(FILE_NAME))
 }
 
 /// Checks that a command may write a file. During an upgrade no command may write into the
 /// kubelet's directory, because two kube-apiservers that know of each other run from there.
 ///
 /// # Errors
-/// The upgrade that is under way and the fix, or the state cannot be read.
+/// An upgrade is under way, and the message says how to end it. Or the state cannot be read.
 pub fn check_writable(directory: &Path, file: &Path) -> Result<(), String> {
     let Some(state) = find_state(directory).map_err(|error| error.to_string())? else {
         return Ok(());
     };
-    if !state.canonical.parent().is_some_and(|own| is_in(file, own)) {
+    if !state
+        .canonical
+        .parent()
+        .is_some_and(|own| is_in_directory(file, own))
+    {
         return Ok(());
     }
     let State {
         started, position, ..
     } = &state;
     Err(format!(
-        "an upgrade that began at {started} is under way (step {}), so nothing was changed: `berth upgrade` brings it to its \
-         end, and Ctrl-C takes it back; give this command again afterwards",
+        "an upgrade that began at {started} is under way (step {}), so nothing was changed: `berth upgrade` \
+         finishes that upgrade, and Ctrl-C during `berth upgrade` takes that upgrade back; run this command again afterwards",
         position.step
     ))
 }
@@ -270,7 +281,9 @@ pub fn describe_interrupted(directory: &Path) -> Result<Option<String>, StateErr
 }
 
 fn load_file(path: &Path) -> Result<Option<State>, StateError> {
-    let Some(bytes) = none_if_missing(fs::read(path)).map_err(FileError::of("read", path))? else {
+    let Some(bytes) =
+        none_if_missing(fs::read(path)).map_err(FileError::wrap_io_error("read", path))?
+    else {
         return Ok(None);
     };
     parse_state(&bytes)
@@ -293,11 +306,11 @@ pub fn parse_state(bytes: &[u8]) -> Result<State, String> {
     // The format is parsed first, so that a newer format is reported by its number and not as a
     // missing field.
     let Format { version } = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-    if version != State::FORMAT {
+    if version != State::FORMAT_VERSION {
         return Err(format!(
-            "it has format {version}, this is berth {} with format {}",
+            "the file has format {version}, this is berth {} with format {}",
             berth_node::VERSION,
-            State::FORMAT
+            State::FORMAT_VERSION
         ));
     }
     serde_json::from_slice(bytes).map_err(|error| error.to_string())
@@ -309,12 +322,12 @@ pub(super) mod tests {
     use crate::judge::{INTERVAL, Plan, Signal, Undecided};
     use std::os::unix::fs::PermissionsExt;
 
-    pub(in super::super) fn state() -> State {
+    pub(in super::super) fn make_state() -> State {
         State {
-            version: State::FORMAT,
+            version: State::FORMAT_VERSION,
             berth: "0.1.0".into(),
             started: "2026-05-04T03:02:01Z".into(),
-            position: Position::begin(),
+            position: Position::initial(),
             canonical: "/m/kube-apiserver.yaml".into(),
             temporary: "/m/berth-kube-apiserver.yaml".into(),
             uid: InstanceId::parse("a").unwrap(),
@@ -354,7 +367,7 @@ pub(super) mod tests {
             requests: true,
             local: false,
         };
-        let emulated = Emulated {
+        let emulated = EmulatedManifest {
             release: "1.35".into(),
             text: "new\nflag".into(),
         };
@@ -362,9 +375,9 @@ pub(super) mod tests {
             State {
                 judge: Some(judge),
                 emulated: Some(emulated),
-                ..state()
+                ..make_state()
             },
-            state(),
+            make_state(),
         ] {
             store.save(&state).unwrap();
             assert_eq!(store.load().unwrap(), Some(state));

@@ -1,11 +1,11 @@
-//! Samples with a verdict that can be calculated by hand.
+//! Short histories of two instances. The verdict on each can be calculated by hand.
 
 use super::bad_codes;
 use crate::signals::{Connections, Sample, Signal, Subject};
 use crate::{Judge, Judgement, Outcome, Row};
 use std::time::Duration;
 
-/// Two instances that are asked every two seconds.
+/// Two instances that the judge asks for their metrics every two seconds.
 struct Pair {
     judge: Judge,
     at: u64,
@@ -14,10 +14,11 @@ struct Pair {
 }
 
 impl Pair {
-    /// Starts with the old instance's life: bad requests for pods, and all requests for pods.
+    /// Starts the judge. `life` has the old instance's requests for pods until then: bad ones and
+    /// all.
     fn new(signal: Signal, life: [f64; 2]) -> Self {
         let sample = Sample {
-            metrics: Signal::COMPARED.map(Signal::metric).into(),
+            metrics: Signal::COMPARED_SIGNALS.map(Signal::metric).into(),
             ..Sample::new(Some(""))
         };
         let mut pair = Self {
@@ -26,17 +27,17 @@ impl Pair {
             old: sample.clone(),
             new: sample,
         };
-        pair.observe(signal, life, [0.0; 2]);
+        pair.add_and_observe(signal, life, [0.0; 2]);
         pair
     }
 
-    fn count(&mut self, signal: Signal, resource: &str, old: [f64; 2], new: [f64; 2]) {
+    fn add_requests(&mut self, signal: Signal, resource: &str, old: [f64; 2], new: [f64; 2]) {
         for (sample, [bad, all]) in [(&mut self.old, old), (&mut self.new, new)] {
-            sample.count(signal, Subject::resource(resource), bad, all);
+            sample.add_counts(signal, Subject::of_resource(resource), bad, all);
         }
     }
 
-    fn look(&mut self) {
+    fn observe_pair(&mut self) {
         self.at += 2;
         self.judge.observe(
             Duration::from_secs(self.at),
@@ -45,10 +46,10 @@ impl Pair {
         );
     }
 
-    /// Adds an interval: bad requests for pods, and all requests for pods.
-    fn observe(&mut self, signal: Signal, old: [f64; 2], new: [f64; 2]) {
-        self.count(signal, "pods", old, new);
-        self.look();
+    /// Adds two seconds. `old` and `new` have each instance's requests for pods: bad ones and all.
+    fn add_and_observe(&mut self, signal: Signal, old: [f64; 2], new: [f64; 2]) {
+        self.add_requests(signal, "pods", old, new);
+        self.observe_pair();
     }
 
     /// Number of intervals until the verdict is bad.
@@ -59,7 +60,7 @@ impl Pair {
         })
     }
 
-    fn sum(&self, signal: Signal) -> Row {
+    fn sum_row(&self, signal: Signal) -> Row {
         let mut rows = self.judge.verdict().rows.into_iter();
         rows.find(|row| row.code == signal && row.subject == "all")
             .expect("every signal has a sum")
@@ -68,21 +69,21 @@ impl Pair {
 
 #[test]
 fn the_limit_is_the_sum_of_its_three_parts() {
-    // One of a hundred requests fails, and in the minute before the step, 4 failed in 32 s.
+    // Of the old instance's 400 requests, 4 are bad, all of them in the 32 s before the step.
     let mut pair = Pair::new(Signal::Errors, [0.0, 50.0]);
-    pair.observe(Signal::Errors, [4.0, 50.0], [0.0; 2]);
-    (0..15).for_each(|_| pair.observe(Signal::Errors, [0.0, 20.0], [0.0; 2]));
+    pair.add_and_observe(Signal::Errors, [4.0, 50.0], [0.0; 2]);
+    (0..15).for_each(|_| pair.add_and_observe(Signal::Errors, [0.0, 20.0], [0.0; 2]));
     pair.judge.begin_step();
-    // The tolerance is 2 of 100. In the second interval, a tenth of the old instance's requests
-    // fail as well.
+    // Of 100 requests, the tolerance allows 2. In the second interval, a tenth of the old
+    // instance's requests fail, too.
     let (always, mut usual, mut allowed) = (2.0 + 2.0 * 4.0 / 32.0, 0.0, 0.0);
     for (intervals, old, share) in [(1, [0.0; 2], 0.01), (2, [2.0, 20.0], 0.1)] {
-        pair.observe(Signal::Errors, old, [5.0, 100.0]);
+        pair.add_and_observe(Signal::Errors, old, [5.0, 100.0]);
         (usual, allowed) = (
             usual + 100.0 * share,
             allowed + always + 3.0 * 100.0 * share,
         );
-        let (row, all) = (pair.sum(Signal::Errors), 100 * intervals);
+        let (row, all) = (pair.sum_row(Signal::Errors), 100 * intervals);
         assert_eq!((row.compared, row.judgement), (all, Judgement::Good));
         for (is, wanted) in [
             (row.old, usual / all as f64),
@@ -94,57 +95,60 @@ fn the_limit_is_the_sum_of_its_three_parts() {
     }
 }
 
-/// The usual number is an eighth of 80 requests, and the limit is three times as many, plus a
-/// twentieth, plus 3.
+/// An eighth of the old instance's 80 requests fail usually, which is 10. The old instance suffers
+/// above three times as many, plus a twentieth of 80, plus 3: above 37.
 #[test]
 fn the_old_instance_suffers_beyond_three_times_the_usual_rate() {
     for (bad, compared) in [(30.0 + 4.0 + 3.0, 100), (38.0, 0)] {
         let mut pair = Pair::new(Signal::Errors, [125.0, 1000.0]);
         pair.judge.begin_step();
-        pair.observe(Signal::Errors, [bad, 80.0], [0.0, 100.0]);
-        assert_eq!(pair.sum(Signal::Errors).compared, compared, "{bad}");
+        pair.add_and_observe(Signal::Errors, [bad, 80.0], [0.0, 100.0]);
+        assert_eq!(pair.sum_row(Signal::Errors).compared, compared, "{bad}");
     }
 }
 
-/// The wealth is an eighth, plus 1/256 for each interval, and has to reach 3200: 1 / (ALPHA / 8 /
-/// 2). An interval multiplies the wealth by 16, or by 2 if the old instance had less than one
-/// request lately.
+/// The wealth at stake is an eighth, plus 1/256 for each interval. The verdict is bad once the
+/// wealth reaches 3200, which is 1 / (ALPHA / 8 / 2). Each interval multiplies the wealth by 16, or
+/// by 2 if the old instance had less than one request lately.
 #[test]
-fn errors_without_a_comparison_take_longer() {
+fn errors_that_cannot_be_compared_take_more_intervals_to_be_found() {
     for (before, beside, intervals) in [(0.0, 0.0, 15), (0.0, 1.0, 4), (4.0, 0.0, 2 + 7)] {
         let mut pair = Pair::new(Signal::Errors, [0.0, 50.0]);
-        pair.observe(Signal::Errors, [0.0, before], [0.0; 2]);
+        pair.add_and_observe(Signal::Errors, [0.0, before], [0.0; 2]);
         pair.judge.begin_step();
-        let bad = pair
-            .intervals_until_bad(|pair| pair.observe(Signal::Errors, [0.0, beside], [20.0, 20.0]));
+        let bad = pair.intervals_until_bad(|pair| {
+            pair.add_and_observe(Signal::Errors, [0.0, beside], [20.0, 20.0]);
+        });
         assert_eq!(bad, Some(intervals), "{before} {beside}");
         assert_eq!(pair.judge.verdict().outcome, Outcome::Bad);
     }
-    // Pods have half of the sum's part of ALPHA, and the old instance has requests for pods.
+    // The sum is comparable if at least half of the bad requests are for pods, since the old
+    // instance has requests for pods. Otherwise the test of pods alone finds the fault, with a
+    // quarter of the sum's part of ALPHA.
     for (lacked, had, intervals) in [(10.0, 10.0, 4), (11.0, 9.0, 5)] {
         let mut pair = Pair::new(Signal::Errors, [0.0, 50.0]);
-        pair.count(Signal::Errors, "nodes", [0.0, 50.0], [0.0; 2]);
-        pair.look();
-        (0..9).for_each(|_| pair.look());
+        pair.add_requests(Signal::Errors, "nodes", [0.0, 50.0], [0.0; 2]);
+        pair.observe_pair();
+        (0..9).for_each(|_| pair.observe_pair());
         pair.judge.begin_step();
         let bad = pair.intervals_until_bad(|pair| {
-            pair.count(Signal::Errors, "nodes", [0.0; 2], [lacked; 2]);
-            pair.observe(Signal::Errors, [0.0, 1.0], [had; 2]);
+            pair.add_requests(Signal::Errors, "nodes", [0.0; 2], [lacked; 2]);
+            pair.add_and_observe(Signal::Errors, [0.0, 1.0], [had; 2]);
         });
         assert_eq!(bad, Some(intervals), "{lacked}");
     }
 }
 
-/// A bet needs 50 requests times the allowed share (a tenth), but no more than 10.
+/// A bet waits for 50 requests times the allowed share (a tenth), but for no more than 10.
 #[test]
-fn few_requests_wait_for_more() {
+fn a_bet_waits_for_enough_requests() {
     for (life, few) in [([0.0, 50.0], 5), ([50.0, 50.0], 10)] {
         let mut pair = Pair::new(Signal::Rejections, life);
         pair.judge.begin_step();
         for (more, compared) in [(few - 1, 0), (1, few)] {
-            pair.observe(Signal::Rejections, [0.0; 2], [0.0, f64::from(more)]);
+            pair.add_and_observe(Signal::Rejections, [0.0; 2], [0.0, f64::from(more)]);
             assert_eq!(
-                pair.sum(Signal::Rejections).compared,
+                pair.sum_row(Signal::Rejections).compared,
                 u64::from(compared as u32)
             );
         }
@@ -154,7 +158,7 @@ fn few_requests_wait_for_more() {
 /// Sizes in MiB, two seconds apart. Memory counts as growing beyond 1.25 times the old instance's
 /// size, if the growth per second exceeds both 8 MiB and a 200th of the old instance's size.
 #[test]
-fn memory_that_grows() {
+fn memory_counts_as_growing_only_above_all_its_limits() {
     for (old, before, now, grows) in [
         (800, 1000, 1017, true),
         (800, 1000, 1016, false),
@@ -167,11 +171,11 @@ fn memory_that_grows() {
         let size = |mib: u32| Some(f64::from(mib) * f64::from(1 << 20));
         let mut pair = Pair::new(Signal::Errors, [0.0; 2]);
         (pair.old.memory, pair.new.memory) = (size(old), size(before));
-        pair.look();
+        pair.observe_pair();
         pair.judge.begin_step();
         pair.new.memory = size(now);
-        pair.look();
-        let row = pair.sum(Signal::Memory);
+        pair.observe_pair();
+        let row = pair.sum_row(Signal::Memory);
         assert_eq!(
             (row.compared, row.new, row.limit),
             (1, f64::from(u8::from(grows)), 0.1),
@@ -191,8 +195,8 @@ fn one_apiservice_unavailable_to_the_new_instance_is_enough() {
                 .insert(name.to_owned(), Some(name) == down);
         }
         pair.judge.begin_step();
-        pair.look();
-        let row = pair.sum(Signal::Aggregation);
+        pair.observe_pair();
+        let row = pair.sum_row(Signal::Aggregation);
         assert_eq!(
             (row.compared, row.new),
             (compared, compared as f64),
@@ -214,7 +218,7 @@ fn samples_until_silent(samples: &str) -> Option<(usize, Vec<Signal>)> {
     let mut pair = Pair::new(Signal::Errors, [0.0; 2]);
     let (answers, mut connections) = (pair.new.clone(), Connections::default());
     pair.new = answers.clone().with_connections(connections.clone());
-    pair.look();
+    pair.observe_pair();
     let found = samples.chars().position(|letter| {
         pair.old.answered = letter.is_lowercase() || letter == '-';
         let (all, empty) = match letter.to_ascii_lowercase() {
@@ -226,11 +230,11 @@ fn samples_until_silent(samples: &str) -> Option<(usize, Vec<Signal>)> {
         (connections.all, connections.empty) = (connections.all + all, connections.empty + empty);
         let sample = match letter.to_ascii_lowercase() {
             's' => Sample::new(None),
-            'r' => Sample::refused(),
+            'r' => Sample::with_refused_metrics(),
             _ => answers.clone(),
         };
         pair.new = sample.with_connections(connections.clone());
-        pair.look();
+        pair.observe_pair();
         pair.judge.is_bad()
     });
     Some((found? + 1, bad_codes(&pair.judge)))
@@ -268,26 +272,26 @@ fn silence_is_four_samples_without_an_answer_or_a_byte() {
     );
 }
 
-/// From 20 connections and from the eleventh interval on, at least a quarter as many requests must
-/// follow.
+/// When 20 connections have come, and from the eleventh interval on, there must be at least a
+/// quarter as many requests.
 #[test]
-fn requests_follow_connections() {
+fn each_connection_must_bring_requests() {
     let after = |connections: f64, arrived: f64, change: fn(&mut Pair)| {
         let mut pair = Pair::new(Signal::Errors, [0.0; 2]);
-        pair.count(Signal::EmptyConnections, "", [0.0; 2], [0.0; 2]);
-        pair.look();
+        pair.add_requests(Signal::EmptyConnections, "", [0.0; 2], [0.0; 2]);
+        pair.observe_pair();
         pair.judge.begin_step();
-        pair.count(
+        pair.add_requests(
             Signal::EmptyConnections,
             "",
             [0.0; 2],
             [0.0, connections - 1.0],
         );
-        pair.count(Signal::Authentication, "", [0.0; 2], [0.0, arrived]);
-        (0..10).for_each(|_| pair.look());
-        pair.count(Signal::EmptyConnections, "", [0.0; 2], [0.0, 1.0]);
+        pair.add_requests(Signal::Authentication, "", [0.0; 2], [0.0, arrived]);
+        (0..10).for_each(|_| pair.observe_pair());
+        pair.add_requests(Signal::EmptyConnections, "", [0.0; 2], [0.0, 1.0]);
         change(&mut pair);
-        pair.intervals_until_bad(Pair::look)
+        pair.intervals_until_bad(Pair::observe_pair)
             .map(|intervals| (10 + intervals, bad_codes(&pair.judge)))
     };
     assert_eq!(
@@ -296,19 +300,19 @@ fn requests_follow_connections() {
     );
     assert_eq!(after(20.0, 5.0, |_| ()), None);
     assert_eq!(after(19.0, 0.0, |_| ()), None);
-    // Without the metric, an instance may have had requests.
+    // An instance that lacks the metric may have had requests all the same.
     assert_eq!(after(20.0, 4.0, |pair| pair.new.metrics.clear()), None);
     let refuses = |pair: &mut Pair| {
         pair.new.answered = false;
-        pair.look();
+        pair.observe_pair();
         pair.new.answered = true;
-        pair.count(Signal::Authentication, "", [0.0; 2], [0.0, 1.0]);
+        pair.add_requests(Signal::Authentication, "", [0.0; 2], [0.0, 1.0]);
     };
     assert_eq!(after(20.0, 4.0, refuses), None);
 }
 
 #[test]
-fn an_unseen_step_stays_a_missing_requirement() {
+fn a_step_that_was_mostly_left_out_stays_a_missing_requirement() {
     let unseen = |pair: &Pair| {
         let lacking = pair.judge.verdict().lacking;
         lacking.iter().find_map(|text| {
@@ -322,16 +326,17 @@ fn an_unseen_step_stays_a_missing_requirement() {
     let mut pair = Pair::new(Signal::Errors, [0.0, 50.0]);
     pair.judge.begin_step();
     for [bad, steps] in [[20.0, 1.0], [0.0, 1.0], [20.0, 2.0]] {
-        // The interval after an omitted interval is left out, too.
-        (0..5).for_each(|_| pair.observe(Signal::Errors, [bad, 20.0], [0.0, 20.0]));
+        // The interval after one in which the old instance suffers is left out, too.
+        (0..5).for_each(|_| pair.add_and_observe(Signal::Errors, [bad, 20.0], [0.0, 20.0]));
         assert_eq!(unseen(&pair), Some(steps));
         pair.judge.begin_step();
     }
 }
 
-/// Ten intervals, a hundred comparable requests, and half of all requests.
+/// A step is enough for a verdict with ten intervals and a hundred comparable requests, if these
+/// are at least half of all requests.
 #[test]
-fn the_minimum_is_enough() {
+fn ten_intervals_and_a_hundred_comparable_requests_are_enough() {
     for (intervals, pods, nodes, lacking) in [
         (10, 10.0, 10.0, 0),
         (9, 12.0, 12.0, 1),
@@ -342,8 +347,8 @@ fn the_minimum_is_enough() {
         let mut pair = Pair::new(Signal::Errors, [0.0, 50.0]);
         pair.judge.begin_step();
         for _ in 0..intervals {
-            pair.count(Signal::Errors, "nodes", [0.0; 2], [0.0, nodes]);
-            pair.observe(Signal::Errors, [0.0, 10.0], [0.0, pods]);
+            pair.add_requests(Signal::Errors, "nodes", [0.0; 2], [0.0, nodes]);
+            pair.add_and_observe(Signal::Errors, [0.0, 10.0], [0.0, pods]);
         }
         let verdict = pair.judge.verdict();
         assert_eq!(verdict.lacking.len(), lacking, "{:?}", verdict.lacking);
@@ -358,19 +363,19 @@ fn the_minimum_is_enough() {
     }
 }
 
-/// 0.02 plus three times 0.16 is half of all.
+/// The limit is 0.5: the tolerance of 0.02 plus three times the old instance's share of 0.16.
 #[test]
-fn a_limit_above_half_leaves_nothing_to_compare() {
+fn a_signal_whose_limit_is_above_half_of_the_requests_is_not_compared() {
     for (bad, judgement, outcome) in [
         (160.0, Judgement::Good, Outcome::Good),
         (170.0, Judgement::NotCompared, Outcome::Undecided),
     ] {
         let mut pair = Pair::new(Signal::Errors, [bad, 1000.0]);
         pair.judge.begin_step();
-        (0..10).for_each(|_| pair.observe(Signal::Errors, [0.0; 2], [0.0, 100.0]));
+        (0..10).for_each(|_| pair.add_and_observe(Signal::Errors, [0.0; 2], [0.0, 100.0]));
         assert_eq!(
             (
-                pair.sum(Signal::Errors).judgement,
+                pair.sum_row(Signal::Errors).judgement,
                 pair.judge.verdict().outcome
             ),
             (judgement, outcome)
@@ -383,7 +388,7 @@ fn a_signal_without_a_comparison_has_a_row() {
     let mut pair = Pair::new(Signal::Errors, [0.0, 50.0]);
     pair.judge.begin_step();
     let names_metric = |pair: &Pair| {
-        let row = pair.sum(Signal::Errors);
+        let row = pair.sum_row(Signal::Errors);
         assert_eq!(
             (row.compared, row.old, row.new, row.limit),
             (0, 0.0, 0.0, 0.0)
@@ -393,29 +398,32 @@ fn a_signal_without_a_comparison_has_a_row() {
     };
     assert!(!names_metric(&pair));
     pair.new.metrics.clear();
-    pair.look();
+    pair.observe_pair();
     assert!(names_metric(&pair));
-    // A signal that was compared before stays compared.
-    pair.observe(Signal::Errors, [0.0; 2], [0.0, 10.0]);
-    assert_eq!(pair.sum(Signal::Errors).judgement, Judgement::Good);
-    // The only rows are the sums, one for each signal.
-    assert_eq!(pair.judge.verdict().rows.len(), Signal::COMPARED.len());
+    // With requests to compare, a metric that is missing now does not matter.
+    pair.add_and_observe(Signal::Errors, [0.0; 2], [0.0, 10.0]);
+    assert_eq!(pair.sum_row(Signal::Errors).judgement, Judgement::Good);
+    // No subject is bad, so each signal has a single row: its sum.
+    assert_eq!(
+        pair.judge.verdict().rows.len(),
+        Signal::COMPARED_SIGNALS.len()
+    );
 }
 
 #[test]
-fn the_five_worst_follow_the_sum() {
+fn the_rows_of_the_five_worst_subjects_follow_the_sum() {
     let names = ["r1", "r2", "r3", "r4", "r5", "r6", "r7"];
     let mut pair = Pair::new(Signal::Errors, [0.0; 2]);
     names
         .iter()
-        .for_each(|name| pair.count(Signal::Errors, name, [0.0, 50.0], [0.0; 2]));
-    pair.look();
+        .for_each(|name| pair.add_requests(Signal::Errors, name, [0.0, 50.0], [0.0; 2]));
+    pair.observe_pair();
     pair.judge.begin_step();
     for _ in 0..6 {
         for (name, bad) in names.iter().zip(11..) {
-            pair.count(Signal::Errors, name, [0.0, 9.0], [f64::from(bad); 2]);
+            pair.add_requests(Signal::Errors, name, [0.0, 9.0], [f64::from(bad); 2]);
         }
-        pair.look();
+        pair.observe_pair();
     }
     let rows = pair
         .judge
@@ -434,7 +442,7 @@ fn refusals_are_evidence_unless_the_old_instance_refuses_as_many() {
     for (bad, against) in [(0.0, true), (50.0, false)] {
         let mut pair = Pair::new(Signal::Authentication, [bad, 50.0]);
         pair.judge.begin_step();
-        pair.observe(Signal::Authentication, [0.0; 2], [4.0, 4.0]);
+        pair.add_and_observe(Signal::Authentication, [0.0; 2], [4.0, 4.0]);
         assert_eq!(pair.judge.verdict().against.is_some(), against);
     }
 }

@@ -12,18 +12,18 @@ use std::collections::BTreeMap;
 use std::env;
 use std::time::Duration;
 
-/// The share of new connections in each step. Each step takes a minute.
+/// The new instance's share of new connections in each step. Each step takes a minute.
 const STEPS: [f64; 4] = [0.05, 0.25, 0.5, 1.0];
 const MINUTE: u32 = (60.0 / INTERVAL) as u32;
 
-/// The result of an upgrade.
+/// A finished upgrade of a simulated cluster.
 #[derive(Debug)]
 struct Upgrade {
     verdict: Verdict,
-    /// From the first step to the verdict.
+    /// Seconds from the first step to the verdict.
     seconds: f64,
-    /// Requests that met the fault in the first step, before the verdict, and the total of this
-    /// minute.
+    /// `met` is the number of requests that met the fault in the first step before the verdict.
+    /// `minute` is the number of all requests in that step.
     met: f64,
     minute: f64,
 }
@@ -33,7 +33,7 @@ impl Upgrade {
         self.verdict.outcome == Outcome::Bad
     }
 
-    fn codes(&self) -> Vec<Signal> {
+    fn bad_signals(&self) -> Vec<Signal> {
         bad_rows(&self.verdict).map(|row| row.code).collect()
     }
 }
@@ -54,7 +54,7 @@ fn run_upgrade(mut cluster: Cluster, accepted: &[Signal]) -> Upgrade {
         }
         for interval in 0..MINUTE {
             at += INTERVAL;
-            let [old, new] = cluster.interval(share);
+            let [old, new] = cluster.simulate_interval(share);
             judge.observe(Duration::from_secs_f64(at), old, new);
             if share == 0.0 {
                 (cluster.met, cluster.all) = (0.0, 0.0);
@@ -108,7 +108,7 @@ fn good_upgrades_are_not_sent_back() {
 /// fault. From the given rate (requests a second) on, the fault is found within the first minute.
 /// BERTH_JUDGE_SEEDS is the number of clusters for each fault.
 #[test]
-fn faults_are_found() {
+fn each_simulated_fault_is_found_early() {
     let seeds = env::var("BERTH_JUDGE_SEEDS").map_or(2, |count| count.parse().expect("a number"));
     let all = [
         (Fault::Errors, Signal::Errors, 50.0),
@@ -136,7 +136,7 @@ fn faults_are_found() {
                 "{middle:?}"
             );
             for upgrade in &upgrades {
-                let codes = upgrade.codes();
+                let codes = upgrade.bad_signals();
                 let found = codes.contains(&code)
                     || fault == Fault::Webhook && codes.contains(&Signal::Errors);
                 assert!(upgrade.is_bad() && found, "{fault:?} {rate}: {upgrade:?}");
@@ -145,8 +145,8 @@ fn faults_are_found() {
     }
 }
 
-/// A hidden fault makes the judge undecided at worst. BERTH_JUDGE_SEEDS is the number of clusters
-/// for each fault.
+/// A fault that the judge's signals hardly show never leads to the verdict "good".
+/// BERTH_JUDGE_SEEDS is the number of clusters for each fault.
 #[test]
 fn no_fault_is_called_good() {
     let seeds = env::var("BERTH_JUDGE_SEEDS").map_or(2, |count| count.parse().expect("a number"));
@@ -171,7 +171,7 @@ fn no_fault_is_called_good() {
                     "{fault:?} {rate}: {} s, {:?}, {:?}",
                     upgrade.seconds,
                     upgrade.verdict.outcome,
-                    upgrade.codes()
+                    upgrade.bad_signals()
                 );
                 assert_ne!(
                     upgrade.verdict.outcome,
@@ -179,7 +179,7 @@ fn no_fault_is_called_good() {
                     "{fault:?} {rate}, seed {seed}: {upgrade:?}"
                 );
                 assert!(
-                    code.is_none_or(|code| upgrade.codes().contains(&code)),
+                    code.is_none_or(|code| upgrade.bad_signals().contains(&code)),
                     "{fault:?} {rate}, seed {seed}: {upgrade:?}"
                 );
             }
@@ -201,7 +201,7 @@ fn an_accepted_finding_does_not_count() {
         .find(|row| row.judgement == Judgement::Accepted && row.subject == "LIST");
     let note = &row.expect("slow lists are a row").note;
     assert!(note.starts_with("95th percentile "), "{note}");
-    // Only latency has quantiles.
+    // Only signals that are times have quantiles in their notes.
     assert!(
         upgrade
             .verdict
@@ -218,7 +218,7 @@ fn too_few_requests_are_undecided_with_a_reason() {
     assert_eq!(upgrade.verdict.outcome, Outcome::Undecided);
     assert!(
         upgrade.verdict.lacking[0]
-            .ends_with("requests to the new instance that can be compared, 100 needed")
+            .ends_with("requests to the new instance can be compared, and 100 are needed")
     );
     assert_eq!(upgrade.verdict.against, None);
     let verdict = Judge::new([]).verdict();
@@ -228,7 +228,8 @@ fn too_few_requests_are_undecided_with_a_reason() {
     );
 }
 
-/// With too few requests for a proof, a version that refuses every client is not merely unknown.
+/// A version that refuses every client has too few requests for a bad verdict. The verdict still
+/// names the evidence against it.
 #[test]
 fn few_clients_that_are_refused_speak_against_a_version() {
     for (fault, rate, words) in [
@@ -242,7 +243,7 @@ fn few_clients_that_are_refused_speak_against_a_version() {
             0.04,
             "requests to the new instance were answered 403",
         ),
-        (Fault::Swallows, 0.5, "connections and let in no request"),
+        (Fault::Swallows, 0.5, "connections and accepted no request"),
     ] {
         let Verdict {
             outcome, against, ..
@@ -253,8 +254,8 @@ fn few_clients_that_are_refused_speak_against_a_version() {
     }
 }
 
-/// Judges pages: `both` is common to the old and the new instance, and the others grow by the same
-/// increments in each interval.
+/// Judges two instances by their pages. `both` does not change and is on both pages. The lines of
+/// `old` and `new` grow by the same amount in each interval.
 fn make_judge(both: &str, old: &str, new: &str) -> Judge {
     let mut judge = Judge::new([]);
     let page = |more: &str, times: f64| {
@@ -264,7 +265,7 @@ fn make_judge(both: &str, old: &str, new: &str) -> Judge {
             .chain(more.lines().map(|line| (line, times)));
         let grown = lines.filter_map(|(line, times)| {
             let (name, value) = line.rsplit_once(' ')?;
-            // An exclamation mark before a name marks a gauge.
+            // A name with an exclamation mark is a gauge, which does not grow.
             let times = if line.starts_with('!') { 1.0 } else { times };
             Some(format!(
                 "{} {}\n",
@@ -327,8 +328,8 @@ fn rejections_count_where_seats_are_free() {
                  !apiserver_flowcontrol_current_executing_seats{{priority_level=\"a\"}} {taken}"
             )
     };
-    // More than half of the seats are taken, or there are fewer than three quarters of the old
-    // instance's seats.
+    // A rejection counts if at most half of the seats are taken, or if the instance has fewer than
+    // three quarters of the old instance's seats.
     for (seats, taken, found) in [
         (20, 10, true),
         (20, 11, false),
@@ -373,7 +374,7 @@ fn storage_errors_and_aborts_are_found() {
             bad_codes(&make_judge("", &old, &format!("{old}{errors} 5"))),
             [code]
         );
-        // Both instances have the errors.
+        // Equal errors on both instances are no finding.
         let both = format!("{old}{errors} 5");
         assert_eq!(bad_codes(&make_judge("", &both, &both)), []);
     }
@@ -425,7 +426,7 @@ fn a_missing_api_counts_if_it_is_used() {
             .collect::<Vec<_>>(),
         [(Signal::MissingApi, "a/v1beta1")]
     );
-    // An earlier watch counts as long as it is open.
+    // A watch that was opened before the judge's start counts as long as it is open.
     let watched = "apiserver_longrunning_requests{group=\"a\",version=\"v1beta1\",resource=\"x\",verb=\"WATCH\"} 1";
     let old = Sample::new(Some(watched)).with_apis(["a/v1beta1".to_owned()].into());
     let mut judge = Judge::new([]);
@@ -433,7 +434,7 @@ fn a_missing_api_counts_if_it_is_used() {
     assert_eq!(bad_codes(&judge), [Signal::MissingApi]);
 }
 
-/// An instance with this number of successful and of failed requests.
+/// A page of an instance with this many successful and failed requests.
 fn requests_sample(good: u64, bad: u64) -> Sample {
     let line = |code, count| {
         format!(
@@ -452,18 +453,21 @@ fn requests_that_met_a_fault_are_counted() {
         requests_sample(0, 0),
     );
     judge.begin_step();
-    assert_eq!(judge.met(), (0, 0));
+    assert_eq!(judge.requests_that_met_the_fault(), (0, 0));
     let bad = (1..99).find(|at| {
         judge.observe(
             Duration::from_secs(2 * at),
             requests_sample(50 + 90 * at, 0),
             requests_sample(0, 20 * at),
         );
-        assert!(judge.is_bad() || judge.met().1 == 0);
+        assert!(judge.is_bad() || judge.requests_that_met_the_fault().1 == 0);
         judge.is_bad()
     });
     let intervals = bad.expect("it is found");
-    assert_eq!(judge.met(), (110 * intervals, 20 * intervals));
+    assert_eq!(
+        judge.requests_that_met_the_fault(),
+        (110 * intervals, 20 * intervals)
+    );
 }
 
 #[test]
@@ -476,7 +480,7 @@ fn a_common_outage_is_left_out() {
     );
     judge.begin_step();
     for at in 1..40 {
-        // A tenth of the old instance's requests fail, and all of the new instance's.
+        // A tenth of the old instance's requests fail, and all requests of the new instance fail.
         judge.observe(
             Duration::from_secs(2 * at),
             requests_sample(50 + 90 * at, 10 * at),
@@ -486,7 +490,8 @@ fn a_common_outage_is_left_out() {
     let verdict = judge.verdict();
     assert_eq!(verdict.outcome, Outcome::Undecided, "{verdict:?}");
     assert!(
-        verdict.lacking[0].ends_with("; 39 left out, as the old instance suffered, too"),
+        verdict.lacking[0]
+            .ends_with("; 39 intervals were left out, since the old instance suffered, too"),
         "{verdict:?}"
     );
 }
@@ -502,7 +507,7 @@ fn slow_requests_are_excused_while_the_old_instance_is_slow() {
         };
         bucket("0.1", quick) + &bucket("1", quick) + &bucket("+Inf", all)
     };
-    // The new instance's clients ask for another resource.
+    // The old instance's clients ask for pods from now on, and the new instance's for config maps.
     let (both, new) = (asked("configmaps", 100, 100), asked("configmaps", 20, 2));
     assert_eq!(
         bad_codes(&make_judge(&both, &asked("pods", 6, 6), &new)),
@@ -512,7 +517,7 @@ fn slow_requests_are_excused_while_the_old_instance_is_slow() {
         bad_codes(&make_judge(&both, &asked("pods", 6, 1), &new)),
         []
     );
-    // The old instance needs five requests in an interval as evidence.
+    // Times are compared only if the old instance had five requests in the interval.
     assert_eq!(
         bad_codes(&make_judge(&both, &asked("pods", 5, 5), &new)),
         [Signal::Latency]
@@ -524,18 +529,19 @@ fn slow_requests_are_excused_while_the_old_instance_is_slow() {
 }
 
 proptest! {
-    /// A bet is worth at most its stake if the share of bad requests is as allowed on average,
-    /// however the bad requests cluster.
+    /// If the average share of bad requests is as allowed, a bet does not gain on average, however
+    /// the bad requests cluster.
     #[test]
     fn no_bet_is_favourable(all in 1.0..1e6f64, allowed in 0.001..1.0f64, cluster in 0.0..1.0f64) {
         let factor = |bad: f64| {
             let mut wealth = Wealth::default();
             (0..4).for_each(|_| wealth.begin_step());
-            let before = wealth.now();
-            wealth.bet(Counts { bad, all }, allowed, false);
-            wealth.now() / (before + 1.0 / 256.0)
+            let before = wealth.current_wealth();
+            wealth.bet_on_interval(Counts { bad, all }, allowed, false);
+            wealth.current_wealth() / (before + 1.0 / 256.0)
         };
-        // Either no requests are bad, or such a part that the mean equals the allowed share.
+        // In each interval either no request or the share `part` of the requests is bad. The second
+        // is so rare that the average share is the allowed one.
         let part = allowed + cluster * (1.0 - allowed);
         prop_assert!(factor(0.0) > 0.0);
         prop_assert!(factor(part * all) * allowed / part + factor(0.0) * (1.0 - allowed / part) <= 1.0 + 1e-9);
@@ -545,16 +551,19 @@ proptest! {
     fn the_staked_wealth_adds_up(intervals in 0u32..500, steps in 0u32..9) {
         let mut wealth = Wealth::default();
         (0..steps).for_each(|_| wealth.begin_step());
-        // Exactly as many bad requests as allowed.
-        (0..intervals).for_each(|_| wealth.bet(Counts { bad: 10.0, all: 95.0 }, 0.1, false));
+        // Each interval has exactly as many bad requests as allowed.
+        (0..intervals).for_each(|_| wealth.bet_on_interval(Counts { bad: 10.0, all: 95.0 }, 0.1, false));
         let staked = f64::from(steps.min(4)) / 8.0 + f64::from(intervals.min(128)) / 256.0;
-        prop_assert!((wealth.now() - staked).abs() < 1e-9);
+        prop_assert!((wealth.current_wealth() - staked).abs() < 1e-9);
     }
 }
 
 #[test]
 fn weights_sum_to_one_at_most() {
-    let sum: f64 = Signal::COMPARED.into_iter().map(Signal::weight).sum();
+    let sum: f64 = Signal::COMPARED_SIGNALS
+        .into_iter()
+        .map(Signal::weight)
+        .sum();
     assert!(sum <= 1.0 + 1e-9, "{sum}");
     assert_eq!(Subject::default().to_string(), "all");
     assert_eq!(Signal::WebhookErrors.to_string(), "webhook-errors");

@@ -9,7 +9,7 @@ use std::f64::consts::TAU;
 /// Seconds between two samples.
 pub(super) const INTERVAL: f64 = 2.0;
 
-/// Verb, resource, scope, share of all requests, median time in seconds.
+/// The kinds of requests: verb, resource, scope, share of all requests, and median time in seconds.
 const REQUESTS: [(&str, &str, &str, f64, f64); 14] = [
     ("GET", "leases.coordination.k8s.io", "resource", 0.15, 0.003),
     ("PUT", "leases.coordination.k8s.io", "resource", 0.20, 0.008),
@@ -53,28 +53,31 @@ const SIGMA: f64 = 0.7;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Fault {
     None,
-    /// The new instance answers every request with 500, or only requests for config maps.
+    /// The new instance answers every request with 500 (`Errors`), or only requests for config maps
+    /// (`ErrorsOfOne`).
     Errors,
     ErrorsOfOne,
-    /// Lists take ten times as long.
+    /// The new instance takes ten times as long for lists.
     SlowLists,
-    /// Calls of the webhook fail.
+    /// The new instance's calls of the webhook fail.
     Webhook,
-    /// Lists and watches of widgets are answered with 404.
+    /// The new instance answers lists and watches of widgets with 404.
     NotFound,
-    /// 50 MiB a second.
+    /// The new instance's memory grows by 50 MiB a second.
     Leak,
-    /// Connections are accepted, and nothing is answered, not even requests for metrics.
+    /// The new instance accepts connections, and answers nothing, not even requests for metrics.
     Hang,
-    /// Only requests for metrics are answered.
+    /// The new instance answers requests for metrics, and no others.
     StandStill,
-    /// 401 for seven of ten requests, or for all; 403 for seven of ten.
+    /// The new instance answers 401 to seven of ten requests (`RefusesMost`) or to all
+    /// (`RefusesAll`), or answers 403 to seven of ten (`Forbids`).
     RefusesMost,
     RefusesAll,
     Forbids,
-    /// Connections are accepted, and requests on them are not read.
+    /// The new instance accepts connections, and does not read the requests on them.
     Swallows,
-    /// 429 for nine of ten requests, since there are a hundredth of the old instance's seats.
+    /// The new instance answers 429 to nine of ten requests, since it has a hundredth of the old
+    /// instance's seats.
     FewSeats,
     /// The new instance takes the node's CPU time, so both instances are slow.
     Starves,
@@ -82,24 +85,27 @@ pub(super) enum Fault {
     HidesMetrics,
     /// The new instance makes a webhook slow for both instances.
     SlowsWebhook,
-    /// Writes of widgets fail. The clients of widgets all move to the new instance as soon as they
-    /// can.
+    /// The new instance fails all writes of widgets. The clients of widgets all move to it as soon
+    /// as they can.
     FailsMoved,
-    /// Requests for config maps fail. One tenant makes nine of ten requests, for pods.
+    /// The new instance fails requests for config maps. Nine of ten requests are for pods, and come
+    /// from one tenant.
     FailsBesideTenant,
-    /// All writes fail. The leaders of all controllers are elected on the new instance's side.
+    /// The new instance fails all writes. The leaders of all controllers
+    /// are connected to the new instance.
     FailsControllers,
 }
 
 #[derive(Debug)]
 struct Client {
     request: usize,
-    /// Requests a second, and the number of requests that fail on either instance.
+    /// `rate` is the client's requests a second. `fails` is the share of them that fails on either
+    /// instance.
     rate: f64,
     fails: f64,
-    /// Factor of this client's requests, compared with other clients.
+    /// The client's requests take this many times as long as usual for their kind.
     factor: f64,
-    /// The share of the client's requests that go to the new instance.
+    /// The share of the client's requests that goes to the new instance.
     on_new: f64,
     /// Duration of the client's connections in seconds. 0 means a connection for each request.
     life: f64,
@@ -112,16 +118,18 @@ struct Client {
 /// Conditions of an upgrade that are no fault of the new instance.
 #[derive(Debug, Clone, Copy)]
 struct Scene {
-    /// Clients of widgets, or all writing clients, move to the new instance with the first step.
+    /// `widgets_move` moves all clients of widgets to the new instance with the first step, and
+    /// `controllers_move` all clients that write.
     widgets_move: bool,
     controllers_move: bool,
-    /// One tenant makes nine of ten requests.
+    /// True if one tenant makes nine of ten requests.
     tenant: bool,
 }
 
 impl Scene {
-    /// Sets the scene for clients that share the cluster's requests.
-    fn apply(self, clients: &mut Vec<Client>, rate: f64) {
+    /// Marks the clients that move, and adds the tenant. `clients` together send `rate` requests a
+    /// second.
+    fn apply_to_clients(self, clients: &mut Vec<Client>, rate: f64) {
         for client in &mut *clients {
             let (verb, resource, ..) = REQUESTS[client.request];
             client.moves = self.widgets_move && resource == "widgets.example.com"
@@ -163,24 +171,25 @@ pub(super) struct Cluster {
     connections: [Connections; 2],
     pub(super) fault: Fault,
     noisy: bool,
-    /// Remaining intervals of an error burst (of a request) and of a stall, and the affected share
-    /// of requests on each side.
+    /// Two disturbances, which end by themselves. A burst makes one kind of request fail, and a
+    /// stall makes requests of all kinds slow. Each has the number of intervals that remain, and
+    /// the affected share of requests on each side.
     burst: (usize, u32, [f64; 2]),
     stall: (u32, [f64; 2]),
-    /// Remaining intervals in which the webhook is slow, and in which each side refuses its
-    /// metrics.
+    /// Remaining intervals of two more disturbances: the webhook is slow, or one of the instances
+    /// refuses its metrics.
     slow_webhook: u32,
     refuses: [u32; 2],
-    /// Intervals since the new instance has clients.
+    /// Number of intervals in which the new instance has had clients.
     age: u32,
     errors: [f64; REQUESTS.len()],
-    /// Requests that met the fault, and all requests.
+    /// `met` is the number of requests that met the fault, and `all` is the number of all requests.
     pub(super) met: f64,
     pub(super) all: f64,
 }
 
 impl Cluster {
-    /// Every request on a connection of its own, and no disturbance.
+    /// A cluster without disturbances. Every request has a connection of its own.
     pub(super) fn calm(seed: u64, rate: f64, fault: Fault) -> Self {
         let clients =
             (0..REQUESTS.len()).map(|request| Client::new(request, rate * REQUESTS[request].3));
@@ -190,12 +199,12 @@ impl Cluster {
             controllers_move: fault == Fault::FailsControllers,
             tenant: fault == Fault::FailsBesideTenant,
         };
-        scene.apply(&mut clients, rate);
+        scene.apply_to_clients(&mut clients, rate);
         Self::new(Rng::with_seed(seed), clients, fault, false)
     }
 
-    /// Clients of all sizes on connections of all lengths, and disturbances. Some clients always
-    /// fail or send more requests than others.
+    /// A cluster with disturbances. Its clients are of all sizes, and their connections of all
+    /// lengths. Some clients have requests that fail on both instances, or that take long on both.
     pub(super) fn noisy(seed: u64) -> Self {
         let mut rng = Rng::with_seed(seed);
         let rate = 30.0 * 50_f64.powf(rng.f64());
@@ -222,7 +231,7 @@ impl Cluster {
             controllers_move,
             tenant,
         }
-        .apply(&mut clients, rate);
+        .apply_to_clients(&mut clients, rate);
         Self::new(rng, clients, Fault::None, true)
     }
 
@@ -237,7 +246,7 @@ impl Cluster {
         let mut samples = [Sample::new(Some("")), Sample::new(Some(""))];
         for (sample, memory) in samples.iter_mut().zip([1000.0, 700.0]) {
             sample.memory = Some(memory * f64::from(1 << 20));
-            sample.metrics = Signal::COMPARED.map(Signal::metric).into();
+            sample.metrics = Signal::COMPARED_SIGNALS.map(Signal::metric).into();
         }
         let connections = [Connections::default(), Connections::default()];
         let (burst, stall) = ((0, 0, [0.0; 2]), (0, [0.0; 2]));
@@ -257,8 +266,8 @@ impl Cluster {
             met: 0.0,
             all: 0.0,
         };
-        // The old instance has a past.
-        (0..20).for_each(|_| drop(cluster.interval(0.0)));
+        // The old instance served for 20 intervals before the judge starts.
+        (0..20).for_each(|_| drop(cluster.simulate_interval(0.0)));
         Self {
             fault,
             noisy,
@@ -267,13 +276,13 @@ impl Cluster {
         }
     }
 
-    /// The samples of both instances after an interval in which the new instance got this share of
-    /// new connections.
-    pub(super) fn interval(&mut self, share: f64) -> [Sample; 2] {
+    /// Simulates an interval and returns a sample of each instance. `share` is the new instance's
+    /// share of new connections.
+    pub(super) fn simulate_interval(&mut self, share: f64) -> [Sample; 2] {
         self.age += u32::from(share > 0.0);
-        self.disturb();
+        self.update_disturbances();
         for at in 0..self.clients.len() {
-            self.ask(at, share);
+            self.simulate_client(at, share);
         }
         let leak = if self.fault == Fault::Leak && share > 0.0 {
             50.0
@@ -282,9 +291,10 @@ impl Cluster {
         };
         *self.samples[1].memory.get_or_insert_default() += leak * INTERVAL * f64::from(1 << 20);
         let hangs = self.fault == Fault::Hang && share > 0.0;
-        // A probe a second, and requests for metrics.
+        // Each instance gets a probe a second from berth, and one request for metrics in each
+        // interval.
         for sample in &mut self.samples {
-            sample.count(
+            sample.add_counts(
                 Signal::Authentication,
                 Subject::default(),
                 0.0,
@@ -296,20 +306,20 @@ impl Cluster {
             samples[1] = Sample::new(None);
         }
         if self.fault == Fault::HidesMetrics && share > 0.0 {
-            samples[1] = Sample::refused();
+            samples[1] = Sample::with_refused_metrics();
         }
         for (sample, _) in samples
             .iter_mut()
             .zip(self.refuses)
             .filter(|(_, left)| *left > 0)
         {
-            *sample = Sample::refused();
+            *sample = Sample::with_refused_metrics();
         }
         let mut connections = self.connections.clone().into_iter();
         samples.map(|sample| sample.with_connections(connections.next().expect("one each")))
     }
 
-    fn disturb(&mut self) {
+    fn update_disturbances(&mut self) {
         self.burst.1 = self.burst.1.saturating_sub(1);
         self.stall.0 = self.stall.0.saturating_sub(1);
         self.slow_webhook = self.slow_webhook.saturating_sub(1);
@@ -341,12 +351,12 @@ impl Cluster {
                 1 + self.rng.u32(..4),
                 [0.2 + 0.8 * self.rng.f64(), 0.2 + 0.8 * self.rng.f64()],
             );
-            // One side may see the stall later.
+            // By chance, a stall spares one of the instances.
             self.stall.1[self.rng.usize(..2)] *= f64::from(self.rng.u32(..2));
         }
     }
 
-    fn ask(&mut self, at: usize, share: f64) {
+    fn simulate_client(&mut self, at: usize, share: f64) {
         let Client {
             request,
             rate,
@@ -360,34 +370,34 @@ impl Cluster {
             self.clients[at].on_new = share;
         } else if self.rng.f64() < INTERVAL / life {
             self.clients[at].on_new = f64::from(u8::from(self.rng.f64() < share));
-            // A client that moves lists anew.
+            // A client that moves to another instance lists its resources again.
             let list = REQUESTS
                 .iter()
                 .position(|other| other.0 == "LIST" && other.1 == resource && other.2 == scope);
             if let Some(list) = list {
-                self.requests(list, at, usize::from(self.clients[at].on_new > 0.0), 2.0);
+                self.add_requests(list, at, usize::from(self.clients[at].on_new > 0.0), 2.0);
             }
         }
         let noise = if self.noisy {
-            (0.5 * self.normal()).exp()
+            (0.5 * self.draw_normal()).exp()
         } else {
             1.0
         };
-        let count = self.poisson(rate * INTERVAL * noise);
-        let new = self.binomial(count, self.clients[at].on_new);
-        self.requests(request, at, 0, count - new);
-        self.requests(request, at, 1, new);
+        let count = self.draw_poisson(rate * INTERVAL * noise);
+        let new = self.draw_binomial(count, self.clients[at].on_new);
+        self.add_requests(request, at, 0, count - new);
+        self.add_requests(request, at, 1, new);
         if matches!(verb, "POST" | "PATCH") {
             for (side, count) in [count - new, new].into_iter().enumerate() {
                 let fails = side == 1 && self.fault == Fault::Webhook && share > 0.0;
                 let bad = if fails {
                     count
                 } else {
-                    self.binomial(count, 0.0002)
+                    self.draw_binomial(count, 0.0002)
                 };
-                self.samples[side].count(
+                self.samples[side].add_counts(
                     Signal::WebhookErrors,
-                    Subject::resource(WEBHOOK),
+                    Subject::of_resource(WEBHOOK),
                     bad,
                     count,
                 );
@@ -395,7 +405,7 @@ impl Cluster {
         }
     }
 
-    fn requests(&mut self, request: usize, client: usize, side: usize, count: f64) {
+    fn add_requests(&mut self, request: usize, client: usize, side: usize, count: f64) {
         if count == 0.0 {
             return;
         }
@@ -423,7 +433,7 @@ impl Cluster {
         let hangs = on(Fault::Hang, true) || on(Fault::StandStill, true);
         let swallows = on(Fault::Swallows, true);
         self.all += count;
-        let fresh = self.binomial(count, 0.2);
+        let fresh = self.draw_binomial(count, 0.2);
         self.connections[side].all += fresh;
         if hangs {
             self.met += count;
@@ -434,7 +444,7 @@ impl Cluster {
             self.met += count;
             return;
         }
-        let count = self.filters(client, side, count);
+        let count = self.pass_filters(client, side, count);
         self.met += if fails || missing || slow { count } else { 0.0 };
         let stalls = if self.stall.0 > 0 {
             self.stall.1[side]
@@ -445,7 +455,7 @@ impl Cluster {
         if self.burst.1 > 0 && self.burst.0 == request {
             errors = errors.max(self.burst.2[side]);
         }
-        let bad = self.binomial(count, if fails { 1.0 } else { errors.min(1.0) });
+        let bad = self.draw_binomial(count, if fails { 1.0 } else { errors.min(1.0) });
         if verb != "WATCH" {
             let new = if side == 1 && self.noisy { 1.2 } else { 1.0 };
             let cold = if side == 1 && self.noisy && self.age <= 3 {
@@ -460,9 +470,9 @@ impl Cluster {
                 (false, false) => 1.0,
             };
             let factor = new * cold * fault * self.clients[client].factor;
-            let stalled = self.binomial(count, stalls);
-            let histogram = self.times(count - stalled, median * factor);
-            let more = self.times(stalled, 2.0);
+            let stalled = self.draw_binomial(count, stalls);
+            let histogram = self.draw_times(count - stalled, median * factor);
+            let more = self.draw_times(stalled, 2.0);
             let all = self.samples[side]
                 .histograms
                 .entry((Signal::Latency, subject.clone()))
@@ -472,37 +482,37 @@ impl Cluster {
         }
         let sample = &mut self.samples[side];
         if matches!(verb, "LIST" | "WATCH") {
-            sample.count(
+            sample.add_counts(
                 Signal::NotFound,
                 subject.clone(),
                 if missing { count } else { 0.0 },
                 count,
             );
         }
-        sample.count(
+        sample.add_counts(
             Signal::EtcdErrors,
-            Subject::verb("get"),
+            Subject::of_verb("get"),
             if stalls > 0.0 { bad } else { 0.0 },
             count,
         );
-        sample.count(Signal::Aborts, subject.clone(), 0.0, count);
-        sample.count(Signal::Errors, subject, bad, count);
+        sample.add_counts(Signal::Aborts, subject.clone(), 0.0, count);
+        sample.add_counts(Signal::Errors, subject, bad, count);
     }
 
-    /// Number of requests left after authentication and authorization. Requests rejected by
-    /// priority and fairness are still included.
-    fn filters(&mut self, client: usize, side: usize, count: f64) -> f64 {
+    /// Counts the requests that authentication or authorization refuses, and returns the number of
+    /// the others. Requests that priority and fairness rejects are among the others.
+    fn pass_filters(&mut self, client: usize, side: usize, count: f64) -> f64 {
         let [unknown, denied] = match self.fault {
             Fault::RefusesMost if side == 1 => [0.7, 0.0],
             Fault::RefusesAll if side == 1 => [1.0, 0.0],
             Fault::Forbids if side == 1 => [0.0, 0.7],
             _ => self.clients[client].refused,
         };
-        let unknown = self.binomial(count, unknown);
-        let denied = self.binomial(count - unknown, denied);
+        let unknown = self.draw_binomial(count, unknown);
+        let denied = self.draw_binomial(count - unknown, denied);
         let left = count - unknown - denied;
         let few = side == 1 && self.fault == Fault::FewSeats;
-        let rejected = self.binomial(left, if few { 0.9 } else { 0.0 });
+        let rejected = self.draw_binomial(left, if few { 0.9 } else { 0.0 });
         let seats = if few {
             Counts { bad: 6.0, all: 6.0 }
         } else {
@@ -513,30 +523,36 @@ impl Cluster {
         };
         self.met += unknown + denied + rejected;
         let sample = &mut self.samples[side];
-        sample.count(Signal::Authentication, Subject::default(), unknown, count);
-        sample.count(
+        sample.add_counts(Signal::Authentication, Subject::default(), unknown, count);
+        sample.add_counts(
             Signal::Authorization,
             Subject::default(),
             denied,
             count - unknown,
         );
-        sample.count(Signal::Rejections, Subject::resource(LEVEL), rejected, left);
+        sample.add_counts(
+            Signal::Rejections,
+            Subject::of_resource(LEVEL),
+            rejected,
+            left,
+        );
         sample.seats.insert(LEVEL.to_owned(), seats);
         left
     }
 
-    /// A histogram of `count` requests with lognormal times.
-    fn times(&mut self, count: f64, median: f64) -> Histogram {
+    /// Makes a histogram of `count` requests. Their times are distributed lognormally around
+    /// `median`.
+    fn draw_times(&mut self, count: f64, median: f64) -> Histogram {
         let mut histogram = Histogram::default();
         let (mut left, mut before, mut sum) = (count, 0.0, 0.0);
         for bound in BOUNDS {
             let below = if bound.is_finite() {
-                normal_below((bound / median).ln() / SIGMA)
+                normal_share_below((bound / median).ln() / SIGMA)
             } else {
                 1.0
             };
             let inside = if below < 1.0 {
-                self.binomial(left, (below - before) / (1.0 - before))
+                self.draw_binomial(left, (below - before) / (1.0 - before))
             } else {
                 left
             };
@@ -546,13 +562,13 @@ impl Cluster {
         histogram
     }
 
-    fn normal(&mut self) -> f64 {
+    fn draw_normal(&mut self) -> f64 {
         (-2.0 * (1.0 - self.rng.f64()).ln()).sqrt() * (TAU * self.rng.f64()).cos()
     }
 
-    fn poisson(&mut self, mean: f64) -> f64 {
+    fn draw_poisson(&mut self, mean: f64) -> f64 {
         if mean > 30.0 {
-            return (mean + mean.sqrt() * self.normal()).round().max(0.0);
+            return (mean + mean.sqrt() * self.draw_normal()).round().max(0.0);
         }
         let (limit, mut product, mut count) = ((-mean).exp(), self.rng.f64(), 0.0);
         while product > limit {
@@ -562,7 +578,7 @@ impl Cluster {
         count
     }
 
-    fn binomial(&mut self, count: f64, share: f64) -> f64 {
+    fn draw_binomial(&mut self, count: f64, share: f64) -> f64 {
         if share <= 0.0 || count == 0.0 {
             return 0.0;
         }
@@ -570,15 +586,15 @@ impl Cluster {
             return count;
         }
         if share > 0.5 {
-            return count - self.binomial(count, 1.0 - share);
+            return count - self.draw_binomial(count, 1.0 - share);
         }
         let mean = count * share;
         if mean > 30.0 {
-            return (mean + (mean * (1.0 - share)).sqrt() * self.normal())
+            return (mean + (mean * (1.0 - share)).sqrt() * self.draw_normal())
                 .round()
                 .clamp(0.0, count);
         }
-        // As many gaps between bad requests as fit.
+        // Draws the random gaps between bad requests until all requests are used up.
         let (mut at, mut bad) = (0.0, 0.0);
         loop {
             at += 1.0 + ((1.0 - self.rng.f64()).ln() / (-share).ln_1p()).floor();
@@ -591,7 +607,7 @@ impl Cluster {
 }
 
 /// Cumulative normal distribution, to four digits (Zelen and Severo, 1964).
-fn normal_below(value: f64) -> f64 {
+fn normal_share_below(value: f64) -> f64 {
     let t = 1.0 / (1.0 + 0.33267 * value.abs());
     let tail = (-value * value / 2.0).exp() / TAU.sqrt()
         * t

@@ -16,8 +16,9 @@ use tokio::time::timeout;
 /// The most used resources, up to this number, are requested by berth.
 const RESOURCES: usize = 40;
 
-/// Limits of the time for an answer. A large cluster's metrics page takes seconds, so the limit is
-/// [`PATIENCE_FACTOR`] what the old instance needed, within these bounds.
+/// Least and greatest time limit for an answer. A large cluster's metrics page takes seconds, so
+/// the time limit is [`PATIENCE_FACTOR`] times the time that the old instance needed, within these
+/// bounds.
 const PATIENCE: Duration = Duration::from_secs(2);
 pub const MOST_PATIENCE: Duration = Duration::from_secs(10);
 const PATIENCE_FACTOR: u32 = 4;
@@ -70,13 +71,16 @@ impl InstancePair {
     /// Asks the new instance for each API once, and asks the old instance about APIs that the new
     /// one lacks.
     async fn look_for_apis(&mut self, apis: &BTreeSet<String>) {
-        for api in apis.iter().filter(|api| api.split('/').all(is_plain)) {
+        for api in apis
+            .iter()
+            .filter(|api| api.split('/').all(is_plain_path_part))
+        {
             if self.served.contains_key(api) {
                 continue;
             }
             // An API that neither instance serves is not missing.
-            let served = match self.new.serves(api).await {
-                Some(false) => self.old.serves(api).await.map(|old| !old),
+            let served = match self.new.serves_api(api).await {
+                Some(false) => self.old.serves_api(api).await.map(|old| !old),
                 served => served,
             };
             if let Some(served) = served {
@@ -118,7 +122,7 @@ impl Instance {
         let page = async {
             match details.address {
                 Some(address) => self
-                    .page(address, patience)
+                    .fetch_metrics_page(address, patience)
                     .await
                     .map_err(|error| error.status().is_some()),
                 None => Err(false),
@@ -128,8 +132,9 @@ impl Instance {
         let took = began.elapsed();
         let mut sample = match &page {
             Ok(page) => Sample::new(Some(page)),
-            // An instance that answers 429 or 403 is not silent.
-            Err(true) => Sample::refused(),
+            // An instance that answers 429 or 403 refuses its metrics, and does not count as
+            // silent.
+            Err(true) => Sample::with_refused_metrics(),
             Err(false) => Sample::new(None),
         };
         if let Some(connections) = connections {
@@ -146,21 +151,29 @@ impl Instance {
     ///
     /// # Errors
     /// The page cannot be fetched.
-    pub async fn page(&mut self, address: SocketAddr, patience: Duration) -> Result<String, Error> {
-        self.0 = self.0.clone().at([address]).with_patience(patience);
-        self.0.text("/metrics").await
+    pub async fn fetch_metrics_page(
+        &mut self,
+        address: SocketAddr,
+        patience: Duration,
+    ) -> Result<String, Error> {
+        self.0 = self
+            .0
+            .clone()
+            .with_addresses([address])
+            .with_patience(patience);
+        self.0.get_text("/metrics").await
     }
 
     /// True if the instance serves an API. `None` if it does not answer.
-    async fn serves(&self, api: &str) -> Option<bool> {
+    async fn serves_api(&self, api: &str) -> Option<bool> {
         let prefix = if api.contains('/') { "/apis" } else { "/api" };
         none_if_missing(self.0.get(&format!("{prefix}/{api}")).await)
             .ok()
             .map(|list| list.is_some())
     }
 
-    /// Lists an object of each resource, and writes the object back unchanged with no effect
-    /// (`dryRun=All`).
+    /// Lists one object of each resource. With `writes`, also writes the object back unchanged and
+    /// without effect (`dryRun=All`).
     async fn send_requests(&self, resources: &[String], writes: bool, patience: Duration) {
         let asks = async {
             for path in resources {
@@ -221,9 +234,9 @@ fn parse_first_object(resource: &str, list: &Value) -> Option<(String, Value)> {
     let (before, plural) = resource.rsplit_once('/')?;
     let name = object["metadata"]["name"]
         .as_str()
-        .filter(|name| is_plain(name))?;
+        .filter(|name| is_plain_path_part(name))?;
     let namespace = match object["metadata"]["namespace"].as_str() {
-        Some(namespace) if is_plain(namespace) => format!("namespaces/{namespace}/"),
+        Some(namespace) if is_plain_path_part(namespace) => format!("namespaces/{namespace}/"),
         Some(_) => return None,
         None => String::new(),
     };
@@ -240,8 +253,10 @@ fn parse_used_resources(page: &str) -> Vec<String> {
             && line.label("code") == "200"
             && line.label("subresource").is_empty();
         if is_list
-            && [version, resource].iter().all(|part| is_plain(part))
-            && (group.is_empty() || is_plain(group))
+            && [version, resource]
+                .iter()
+                .all(|part| is_plain_path_part(part))
+            && (group.is_empty() || is_plain_path_part(group))
         {
             let prefix = if group.is_empty() {
                 "/api".to_owned()
@@ -262,7 +277,7 @@ fn parse_used_resources(page: &str) -> Vec<String> {
 }
 
 /// True if a name can be a part of a path unchanged. Some RBAC names have a colon.
-fn is_plain(name: &str) -> bool {
+fn is_plain_path_part(name: &str) -> bool {
     !name.is_empty()
         && name
             .bytes()
@@ -273,7 +288,7 @@ fn is_plain(name: &str) -> bool {
 mod tests {
     use super::*;
     use berth_judge::Judge;
-    use berth_testing::{Server, create_ca, format_answer, serve_as};
+    use berth_testing::{Server, create_ca, format_answer, serve_at};
     use serde_json::json;
 
     #[test]
@@ -335,16 +350,16 @@ mod tests {
     async fn a_refusal_of_metrics_is_no_silence() {
         let ca = create_ca();
         let page = format_answer("200 OK", "process_start_time_seconds 1\n");
-        let old = serve_as(&ca, ([127, 0, 0, 1], 0).into(), "127.0.0.1", move |_| {
+        let old = serve_at(&ca, ([127, 0, 0, 1], 0).into(), "127.0.0.1", move |_| {
             page.clone()
         })
         .await;
         let busy = format_answer("429 Too Many Requests", "{}");
-        let busy = serve_as(&ca, ([127, 0, 0, 1], 0).into(), "127.0.0.1", move |_| {
+        let busy = serve_at(&ca, ([127, 0, 0, 1], 0).into(), "127.0.0.1", move |_| {
             busy.clone()
         })
         .await;
-        let silent = serve_as(&ca, ([127, 0, 0, 1], 0).into(), "127.0.0.1", |_| {
+        let silent = serve_at(&ca, ([127, 0, 0, 1], 0).into(), "127.0.0.1", |_| {
             "no HTTP\r\n\r\n".into()
         })
         .await;
@@ -366,6 +381,137 @@ mod tests {
             }
             assert_eq!(judge.is_bad(), is_bad, "{:?}", judge.verdict());
         }
+    }
+
+    /// An instance with a metrics page, and lists at these paths.
+    async fn start_instance(page: String, lists: &'static [(&str, &str)]) -> Server {
+        let (ca, at) = (create_ca(), ([127, 0, 0, 1], 0).into());
+        serve_at(&ca, at, "127.0.0.1", move |request| {
+            let path = request.split(' ').nth(1).unwrap_or_default();
+            let list = lists.iter().find(|(known, _)| path == *known);
+            match list.map(|(_, list)| *list) {
+                _ if path == "/metrics" => format_answer("200 OK", &page),
+                Some(list) => format_answer("200 OK", list),
+                None => format_answer("404 Not Found", "{}"),
+            }
+        })
+        .await
+    }
+
+    fn details_of(server: &Server) -> InstanceDetails {
+        let address = server.access.server.strip_prefix("https://").unwrap();
+        InstanceDetails {
+            address: address.parse().ok(),
+            ..InstanceDetails::default()
+        }
+    }
+
+    /// The old and the new instance, each with access to its own server. A busy machine has time.
+    fn pair_of(old: &Server, new: &Server) -> InstancePair {
+        let [old, new] = [old, new].map(|server| Instance(Client::new(&server.access).unwrap()));
+        InstancePair {
+            old,
+            new,
+            patience: Duration::from_secs(60),
+            served: BTreeMap::new(),
+        }
+    }
+
+    #[tokio::test]
+    async fn an_api_that_only_the_old_instance_serves_is_missing() {
+        let line = |group: &str| {
+            format!(
+                "apiserver_request_total{{verb=\"LIST\",code=\"200\",group=\"{group}\",version=\"v1\",resource=\"a\"}} 3\n"
+            )
+        };
+        let page = ["", "apps", "gone", "none", "?"].map(line).concat();
+        let old = start_instance(page.clone(), &[("/api/v1", "{}"), ("/apis/gone/v1", "{}")]).await;
+        let new = start_instance(page.clone(), &[("/api/v1", "{}"), ("/apis/apps/v1", "{}")]).await;
+        let mut both = pair_of(&old, &new);
+        let samples = both.sample([&details_of(&old), &details_of(&new)]).await;
+        let served = [
+            ("v1", true),
+            ("apps/v1", true),
+            ("gone/v1", false),
+            ("none/v1", true),
+        ];
+        let served = served.map(|(api, served)| (api.to_owned(), served));
+        assert_eq!(both.served, BTreeMap::from(served));
+        let with = |apis: &[&str]| {
+            let apis = apis.iter().map(|api| (*api).to_owned()).collect();
+            format!("{:?}", Sample::new(Some(&page)).with_apis(apis))
+        };
+        let all = ["v1", "apps/v1", "gone/v1", "none/v1", "?/v1"];
+        let without = ["v1", "apps/v1", "none/v1", "?/v1"];
+        assert_eq!(
+            samples.map(|of| format!("{:?}", of.sample)),
+            [with(&all), with(&without)]
+        );
+        // An instance without metrics tells nothing about APIs.
+        both.patience = Duration::from_secs(60);
+        let [of_old, _] = both
+            .sample([&details_of(&old), &InstanceDetails::default()])
+            .await;
+        assert_eq!(
+            format!("{:?}", of_old.sample),
+            format!("{:?}", Sample::new(Some(&page)))
+        );
+        // An instance that does not answer is not known to lack the API.
+        let silent = Client::new(&old.access)
+            .unwrap()
+            .with_addresses([([127, 0, 0, 1], 1).into()]);
+        assert_eq!(Instance(silent).serves_api("v1").await, None);
+    }
+
+    #[tokio::test]
+    async fn requests_of_its_own_go_to_the_new_instance_and_writes_to_both() {
+        const LIST: &str =
+            r#"{"kind": "PodList", "apiVersion": "v1", "items": [{"metadata": {"name": "a"}}]}"#;
+        const LISTS: [(&str, &str); 1] = [("/api/v1/pods?limit=1", LIST)];
+        let page = r#"apiserver_request_total{verb="LIST",code="200",group="",version="v1",resource="pods"} 1"#;
+        for (writes, of_old, of_new) in [
+            (false, &[][..], &["GET /api/v1/pods?limit=1"][..]),
+            (true, &BOTH, &BOTH),
+        ] {
+            let mut old = start_instance(String::new(), &LISTS).await;
+            let mut new = start_instance(String::new(), &LISTS).await;
+            pair_of(&old, &new).send_requests(page, writes).await;
+            for (server, expected) in [(&mut old, of_old), (&mut new, of_new)] {
+                let asked = std::iter::from_fn(|| server.asked.try_recv().ok());
+                let first = |request: &str| request.split(" HTTP").next().unwrap().to_owned();
+                let asked: Vec<_> = asked.map(|(request, _)| first(&request)).collect();
+                assert_eq!(asked, expected);
+            }
+        }
+    }
+
+    const BOTH: [&str; 2] = ["GET /api/v1/pods?limit=1", "PUT /api/v1/pods/a?dryRun=All"];
+
+    #[tokio::test]
+    async fn a_shim_is_asked_for_its_clients() {
+        let temp = tempfile::tempdir().unwrap();
+        let socket = temp.path().join("a.sock");
+        let page = Reply::Metrics("berth_empty_attempts_total 3\n".into());
+        let page = std::sync::Arc::new(page);
+        tokio::spawn(ipc::Server::bind(&socket).unwrap().serve(move |request| {
+            let page = page.clone();
+            async move { drop(request.reply(&page).await) }
+        }));
+        let details = InstanceDetails {
+            socket: Some(socket),
+            ..InstanceDetails::default()
+        };
+        let asked = async {
+            loop {
+                // A shim may answer too late on a busy machine.
+                if let Some(connections) = ask_connections(&details).await {
+                    return connections;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        let asked = timeout(Duration::from_secs(60), asked).await.unwrap();
+        assert_eq!((asked.empty, asked.all), (3.0, 3.0));
     }
 
     #[test]

@@ -3,18 +3,22 @@
 
 use super::super::machine::Slot;
 use super::super::observer::{InstanceDetails, NodeDetails};
-use berth_node::instance::InstanceId;
+use berth_node::instance_id::InstanceId;
 use berth_node::ipc;
 use berth_node::ipc::wire::{Ask, Reply, Share};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
-/// How long a share is in force unless renewed, and when it is renewed.
+/// Time after which a shim drops a share, unless the share is sent again. Also the longest wait for
+/// a shim's reply.
 const LEASE: Duration = Duration::from_secs(10);
+
+/// Time after which an unchanged share is sent again.
 const RENEWED: Duration = Duration::from_secs(2);
 
 pub struct Shares {
-    /// Constant during an upgrade, so that clients keep their sides when the upgrade is resumed.
+    /// The salt stays the same during an upgrade, so clients stay with their instance when the
+    /// upgrade is resumed.
     salt: u64,
     local: bool,
     sent: Option<(Instant, Slot, u16)>,
@@ -35,8 +39,9 @@ impl Shares {
     /// instance the rest.
     ///
     /// # Errors
-    /// A shim refuses. A missing or silent shim is told the next time.
-    pub async fn keep(
+    /// A shim refuses the share. A shim that is missing or silent is no error, and gets the share
+    /// at the next call.
+    pub async fn send_share_if_due(
         &mut self,
         slot: Slot,
         permille: u16,
@@ -48,7 +53,10 @@ impl Shares {
         if self.sent.is_some_and(is_kept) {
             return Ok(());
         }
-        let [new, old] = [details.of_slot(slot), details.of_slot(slot.other())];
+        let [new, old] = [
+            details.details_of_slot(slot),
+            details.details_of_slot(slot.opposite_slot()),
+        ];
         let (Some(to), Some(from)) = (&new.id, &old.id) else {
             return Ok(());
         };
@@ -80,7 +88,7 @@ async fn send_share(details: &InstanceDetails, share: &Share) -> Result<(), Stri
 /// share that has not begun.
 ///
 /// # Errors
-/// The shim cannot, with the reason.
+/// The reason why the shim cannot give a share.
 pub(super) async fn check_shares(
     details: &InstanceDetails,
     other: &InstanceId,
@@ -162,6 +170,64 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_share_is_sent_again_if_it_changes_or_is_old() {
+        let slot = |id: &str| InstanceDetails {
+            id: id.parse().ok(),
+            ..InstanceDetails::default()
+        };
+        let details = NodeDetails {
+            canonical: slot("old"),
+            temporary: slot("new"),
+            ..NodeDetails::default()
+        };
+        let now = Instant::now();
+        let (later, old) = (now + LEASE * 100, now.checked_sub(RENEWED).unwrap());
+        for (at, of, part, is_sent) in [
+            (later, Slot::Temporary, 50, false),
+            (later, Slot::Temporary, 60, true),
+            (later, Slot::Canonical, 50, true),
+            (old, Slot::Temporary, 50, true),
+        ] {
+            let mut shares = Shares::new(&"u".parse().unwrap(), true);
+            shares.sent = Some((at, of, part));
+            let kept = shares
+                .send_share_if_due(Slot::Temporary, 50, &details)
+                .await;
+            assert_eq!(kept, Ok(()));
+            assert_eq!(shares.sent.is_none_or(|(sent, ..)| sent != at), is_sent);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_refused_share_is_an_error_of_either_shim() {
+        let temp = tempfile::tempdir().unwrap();
+        let (refuses, _) = start_shim(temp.path(), "a", Reply::Refused("no".into()));
+        let (shares, _) = start_shim(temp.path(), "b", Reply::Done);
+        for (canonical, temporary) in [(&refuses, &shares), (&shares, &refuses)] {
+            let details = NodeDetails {
+                canonical: canonical.clone(),
+                temporary: temporary.clone(),
+                ..NodeDetails::default()
+            };
+            let refused = async {
+                loop {
+                    let mut shares = Shares::new(&"u".parse().unwrap(), true);
+                    // A shim that answers too late on a busy machine is no error.
+                    if let Err(why) = shares
+                        .send_share_if_due(Slot::Temporary, 50, &details)
+                        .await
+                    {
+                        return why;
+                    }
+                    tokio::task::yield_now().await;
+                }
+            };
+            let why = tokio::time::timeout(Duration::from_secs(60), refused).await;
+            assert_eq!(why.unwrap(), "no");
+        }
+    }
+
+    #[tokio::test]
     async fn both_shims_get_every_change_of_the_share() {
         let temp = tempfile::tempdir().unwrap();
         let (canonical, of_old) = start_shim(temp.path(), "old", Reply::Done);
@@ -174,7 +240,9 @@ mod tests {
         let mut shares = Shares::new(&"u".parse().unwrap(), true);
         for permille in [50, 50, 250] {
             assert_eq!(
-                shares.keep(Slot::Temporary, permille, &details).await,
+                shares
+                    .send_share_if_due(Slot::Temporary, permille, &details)
+                    .await,
                 Ok(())
             );
         }
@@ -198,7 +266,10 @@ mod tests {
         assert_eq!(told(&of_new).last(), Some(&last));
         assert_eq!(told(&of_old), told(&of_new));
         // In the reverse direction, the temporary instance is the old side.
-        shares.keep(Slot::Canonical, 0, &details).await.unwrap();
+        shares
+            .send_share_if_due(Slot::Canonical, 0, &details)
+            .await
+            .unwrap();
         assert_eq!(
             told(&of_old).last(),
             Some(&("new".to_owned(), "old".to_owned(), 0, true))

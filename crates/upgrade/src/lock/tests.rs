@@ -15,21 +15,22 @@ fn make_holder(upgrade: &str, node: &str, changed: bool) -> Holder {
     }
 }
 
-/// An event in the life of a node's `berth upgrade`, or the passing of time.
+/// An event of the test: `berth upgrade` does something on the node with this index, or time
+/// passes.
 #[derive(Debug, Clone, Copy)]
 enum Op {
     /// The process reads the Lease. If no process runs, a new one is started.
     Read(usize),
     /// The process carries out its decision.
     Write(usize),
-    /// The decision is carried out, but the answer is lost.
+    /// The process carries out its decision, but does not get the answer.
     Lose(usize),
     /// The process keeps reading for as long as another holder's lock may need to expire.
     Wait(usize),
     /// The process is killed.
     Kill(usize),
-    /// The process finishes the upgrade: first the lock is released, and with `Remove` the state is
-    /// removed.
+    /// The process finishes the upgrade in two events: `Release` releases the lock, and then
+    /// `Remove` removes the state.
     Release(usize),
     Remove(usize),
     Pass(u64),
@@ -37,9 +38,9 @@ enum Op {
 
 #[derive(Debug, Default)]
 struct Node {
-    /// The upgrade in the node's `upgrade.json`.
+    /// UID of the upgrade in the node's `upgrade.json`.
     state: Option<String>,
-    /// The manifests are between old and new.
+    /// True if the node's manifests are neither all old nor all new.
     changed: bool,
     process: Option<Process>,
 }
@@ -60,7 +61,7 @@ enum Phase {
     Released,
 }
 
-/// Three nodes and etcd.
+/// Three nodes, and the Lease of their lock.
 #[derive(Debug, Default)]
 struct World {
     lease: Option<Value>,
@@ -73,22 +74,22 @@ struct World {
 }
 
 impl World {
-    fn time(&self) -> (Duration, SystemTime) {
+    fn current_times(&self) -> (Duration, SystemTime) {
         (
             Duration::from_secs(self.now),
             SystemTime::UNIX_EPOCH + Duration::from_secs(self.now),
         )
     }
 
-    fn apply(&mut self, op: Op) {
+    fn apply_op(&mut self, op: Op) {
         match op {
             Op::Pass(seconds) => self.now += seconds,
-            Op::Read(node) => self.read(node),
-            Op::Write(node) => self.write(node, true),
-            Op::Lose(node) => self.write(node, false),
+            Op::Read(node) => self.read_lock(node),
+            Op::Write(node) => self.write_lock(node, true),
+            Op::Lose(node) => self.write_lock(node, false),
             Op::Wait(node) => {
                 for _ in 0..6 {
-                    self.read(node);
+                    self.read_lock(node);
                     self.now += 9;
                 }
             }
@@ -119,8 +120,8 @@ impl World {
         }
     }
 
-    fn read(&mut self, at: usize) {
-        let (now, time) = self.time();
+    fn read_lock(&mut self, at: usize) {
+        let (now, time) = self.current_times();
         let node = &mut self.nodes[at];
         let process = node.process.get_or_insert_with(|| {
             self.drawn += 1;
@@ -147,7 +148,7 @@ impl World {
         }
     }
 
-    fn write(&mut self, at: usize, answered: bool) {
+    fn write_lock(&mut self, at: usize, answered: bool) {
         let node = &mut self.nodes[at];
         let Some(process) = &mut node.process else {
             return;
@@ -164,13 +165,13 @@ impl World {
             _ => return,
         };
         self.version += 1;
-        object["metadata"]["name"] = json!(NAME);
+        object["metadata"]["name"] = json!(LOCK_NAME);
         object["metadata"]["resourceVersion"] = json!(self.version.to_string());
         self.lease = Some(object);
         if !answered {
             return;
         }
-        process.claim.record_held();
+        process.claim.record_lock_held();
         match process.phase {
             Phase::Takes if node.state.is_none() => {
                 node.state = Some(process.upgrade.clone());
@@ -186,7 +187,7 @@ impl World {
     }
 }
 
-fn op() -> impl Strategy<Value = Op> {
+fn any_op() -> impl Strategy<Value = Op> {
     let node = 0usize..3;
     prop_oneof![
         8 => node.clone().prop_map(Op::Read),
@@ -205,21 +206,22 @@ proptest! {
 
     /// Nodes race, are killed, hang and continue in any order.
     #[test]
-    fn two_nodes_are_never_changed_at_once(ops in prop::collection::vec(op(), 0..150)) {
+    fn two_nodes_are_never_changed_at_once(ops in prop::collection::vec(any_op(), 0..150)) {
         let mut world = World::default();
         for op in ops {
-            world.apply(op);
+            world.apply_op(op);
             let changed = world.nodes.iter().filter(|node| node.changed).count();
             prop_assert!(changed <= 1, "{world:#?}");
         }
     }
 
-    /// After any history, a resumed upgrade can be finished, and after it a new one.
+    /// After any history, a resumed upgrade can be finished, and then a new upgrade can be
+    /// finished.
     #[test]
-    fn no_node_is_locked_out_for_ever(ops in prop::collection::vec(op(), 0..100)) {
+    fn no_node_is_locked_out_for_ever(ops in prop::collection::vec(any_op(), 0..100)) {
         let mut world = World::default();
-        ops.into_iter().for_each(|op| world.apply(op));
-        (0..3).for_each(|node| world.apply(Op::Kill(node)));
+        ops.into_iter().for_each(|op| world.apply_op(op));
+        (0..3).for_each(|node| world.apply_op(Op::Kill(node)));
         // The lock's holder goes first, because no other node can proceed.
         let holder = world.lease.as_ref().map(|lease| Holder::parse(lease).upgrade);
         let mut nodes = [0, 1, 2];
@@ -227,18 +229,18 @@ proptest! {
         for node in nodes.into_iter().chain(nodes) {
             let done = world.done;
             for op in [Op::Wait(node), Op::Write(node), Op::Read(node), Op::Write(node), Op::Release(node), Op::Remove(node)] {
-                world.apply(op);
+                world.apply_op(op);
             }
             prop_assert!(world.done > done, "node {node}: {world:#?}");
         }
     }
 
     #[test]
-    fn nothing_panics(text in "\\PC{0,30}", number in any::<u64>()) {
-        let object = json!({"metadata": {"annotations": {NODE: text, CHANGED: text}, "resourceVersion": number},
+    fn any_annotations_are_read_without_a_panic(text in "\\PC{0,30}", number in any::<u64>()) {
+        let object = json!({"metadata": {"annotations": {NODE_ANNOTATION: text, CHANGED_ANNOTATION: text}, "resourceVersion": number},
             "spec": {"leaseTransitions": number, "acquireTime": text}});
         let read = Holder::parse(&object);
-        let _ = (read.describe(), read.refuses(&text));
+        let _ = (read.describe(), read.describe_refusal(&text));
         let _ = Claim::new(make_holder("a", "cp-1", false), true).next(Duration::ZERO, SystemTime::now(), Some(&object));
     }
 }
@@ -264,7 +266,11 @@ fn a_refusal_names_the_holder_and_the_fix() {
     };
     let who = "node cp-1 since 1970-01-01T00:00:01Z (process 7 there: berth upgrade m)";
     for (holder, asks, parts) in [
-        (&read, "cp-2", &[who, ": wait for it"][..]),
+        (
+            &read,
+            "cp-2",
+            &[who, ": wait until the holder has ended"][..],
+        ),
         (
             &changed,
             "cp-2",
@@ -272,26 +278,27 @@ fn a_refusal_names_the_holder_and_the_fix() {
         ),
         (&changed, "cp-1", &["--state-dir"]),
     ] {
-        let message = holder.refuses(asks);
+        let message = holder.describe_refusal(asks);
         assert!(parts.iter().all(|part| message.contains(part)), "{message}");
     }
-    // A Lease written by a later berth may mean anything.
+    // A Lease without annotations may come from a later berth, so its holder may have changed its
+    // node.
     assert!(Holder::parse(&json!({})).changed);
 }
 
 /// The lock of an upgrade that has changed nothing on this node yet.
 fn make_lock(server: &Server, upgrade: &str, node: &str) -> Lock {
-    lock_with(server, make_holder(upgrade, node, false), false)
+    make_lock_for_holder(server, make_holder(upgrade, node, false), false)
 }
 
-fn lock_with(server: &Server, holder: Holder, breaks: bool) -> Lock {
+fn make_lock_for_holder(server: &Server, holder: Holder, breaks: bool) -> Lock {
     Lock::new(
         &Client::new(&server.access).unwrap(),
         Claim::new(holder, breaks),
     )
 }
 
-/// An API with the lock's namespace, and its server.
+/// Starts the server of an API that has the lock's namespace. Returns the API's objects, too.
 async fn serve_api() -> (Objects, Server) {
     let objects = Objects::default();
     objects.set(NAMESPACE_PATH, Some(json!({})));
@@ -305,7 +312,7 @@ async fn serve_api() -> (Objects, Server) {
 #[tokio::test]
 async fn a_lock_is_acquired_marked_and_released() {
     let (objects, server) = serve_api().await;
-    // A cluster in which berth has never written anything.
+    // Nothing has been written by berth in this cluster yet, not even the namespace.
     objects.set(NAMESPACE_PATH, None);
     let progress = Progress::default();
     let first = make_lock(&server, "a", "cp-1");
@@ -314,27 +321,30 @@ async fn a_lock_is_acquired_marked_and_released() {
         objects.get(NAMESPACE_PATH).is_some(),
         "the namespace is made"
     );
-    assert!(!Holder::parse(&objects.get(PATH).unwrap()).changed);
-    first.mark(&progress).await.unwrap();
-    let held = objects.get(PATH).unwrap();
+    assert!(!Holder::parse(&objects.get(LOCK_PATH).unwrap()).changed);
+    first.mark_node_changed(&progress).await.unwrap();
+    let held = objects.get(LOCK_PATH).unwrap();
     assert!(Holder::parse(&held).changed);
 
     let busy = make_lock(&server, "b", "cp-2")
         .acquire(&progress)
         .await
         .unwrap_err();
-    assert!(busy.to_string().contains("node cp-1 since"), "{busy}");
-    // The first upgrade, resumed.
-    lock_with(&server, make_holder("a", "cp-1", true), false)
+    assert!(
+        matches!(&busy, LockError::Busy { holder, .. } if holder.node == "cp-1"),
+        "{busy}"
+    );
+    // The first upgrade is resumed, and still has the lock.
+    make_lock_for_holder(&server, make_holder("a", "cp-1", true), false)
         .acquire(&progress)
         .await
         .unwrap();
-    let again = objects.get(PATH).unwrap();
+    let again = objects.get(LOCK_PATH).unwrap();
     assert_eq!(again["spec"]["acquireTime"], held["spec"]["acquireTime"]);
 
-    let breaker = lock_with(&server, make_holder("b", "cp-2", false), true);
+    let breaker = make_lock_for_holder(&server, make_holder("b", "cp-2", false), true);
     breaker.acquire(&progress).await.unwrap();
-    let broken = objects.get(PATH).unwrap();
+    let broken = objects.get(LOCK_PATH).unwrap();
     assert_eq!(
         (
             Holder::parse(&broken).node.as_str(),
@@ -343,17 +353,17 @@ async fn a_lock_is_acquired_marked_and_released() {
         ("cp-2", &json!(1))
     );
     first.release(&progress).await;
-    assert!(objects.get(PATH).is_some(), "it is another's now");
+    assert!(objects.get(LOCK_PATH).is_some(), "it is another's now");
     breaker.release(&progress).await;
-    assert_eq!(objects.get(PATH), None);
+    assert_eq!(objects.get(LOCK_PATH), None);
 }
 
-/// A finished upgrade ends, whatever the cluster answers.
+/// A finished upgrade ends even if the cluster never accepts the release of the lock.
 #[tokio::test(start_paused = true)]
 async fn a_release_that_fails_is_given_up() {
     let server = serve_with(|_| format_answer("503 Service Unavailable", "{}")).await;
     let began = tokio::time::Instant::now();
-    lock_with(&server, make_holder("a", "cp-1", true), false)
+    make_lock_for_holder(&server, make_holder("a", "cp-1", true), false)
         .release(&Progress::default())
         .await;
     assert!(began.elapsed() >= RELEASE_TIMEOUT);
@@ -369,7 +379,7 @@ async fn a_renewal_shows_at_once_that_the_holder_lives() {
     first.acquire(&progress).await.unwrap();
     let second = make_lock(&server, "b", "cp-2");
     let renew = async {
-        sleep(RETRY * 3 / 2).await;
+        sleep(RETRY_PAUSE * 3 / 2).await;
         first.acquire(&progress).await.unwrap();
         std::future::pending::<()>().await;
     };
@@ -377,44 +387,46 @@ async fn a_renewal_shows_at_once_that_the_holder_lives() {
         taken = second.acquire(&progress) => taken,
         () = renew => unreachable!(),
     };
-    assert!(taken.unwrap_err().to_string().ends_with("wait for it"));
-    assert_eq!(Holder::parse(&objects.get(PATH).unwrap()).node, "cp-1");
+    assert!(
+        matches!(&taken, Err(LockError::Busy { holder, .. }) if !holder.changed),
+        "{taken:?}"
+    );
+    assert_eq!(Holder::parse(&objects.get(LOCK_PATH).unwrap()).node, "cp-1");
 }
 
 #[tokio::test]
 async fn only_one_of_two_racing_upgrades_gets_the_lock() {
     let (objects, server) = serve_api().await;
     let progress = Progress::default();
-    let locks = [("a", "cp-1"), ("b", "cp-2")]
-        .map(|(upgrade, node)| lock_with(&server, make_holder(upgrade, node, true), false));
+    let locks = [("a", "cp-1"), ("b", "cp-2")].map(|(upgrade, node)| {
+        make_lock_for_holder(&server, make_holder(upgrade, node, true), false)
+    });
     let (first, second) = tokio::join!(locks[0].acquire(&progress), locks[1].acquire(&progress));
     assert!(first.is_ok() != second.is_ok(), "{first:?} {second:?}");
-    let has = Holder::parse(&objects.get(PATH).unwrap()).node;
+    let has = Holder::parse(&objects.get(LOCK_PATH).unwrap()).node;
     assert_eq!(has, if first.is_ok() { "cp-1" } else { "cp-2" });
 }
 
 #[tokio::test]
 async fn a_failing_api_is_not_reported_as_another_upgrade() {
     let progress = Progress::default();
-    for (status, message) in [
-        ("403 Forbidden", "403"),
-        ("500 Internal Server Error", "500"),
-    ] {
+    for status in ["403 Forbidden", "500 Internal Server Error"] {
         let server = serve_with(move |_| format_answer(status, r#"{"message": "no"}"#)).await;
         let error = make_lock(&server, "a", "cp-1")
             .acquire(&progress)
             .await
             .unwrap_err();
         assert!(
-            matches!(&error, LockError::Api(error) if error.to_string().contains(message)),
+            matches!(&error, LockError::Api(error) if error.status().unwrap().to_string() == status),
             "{error}"
         );
     }
-    // Once a holder was seen, the error names the holder.
+    // If another holder was seen before the API failed, the error names that holder.
     let (objects, mut first) = (Objects::default(), true);
     objects.set(NAMESPACE_PATH, Some(json!({})));
-    let held = Claim::new(make_holder("b", "cp-2", false), false).object(None, SystemTime::now());
-    objects.set(PATH, Some(held));
+    let held = Claim::new(make_holder("b", "cp-2", false), false)
+        .make_lease_object(None, SystemTime::now());
+    objects.set(LOCK_PATH, Some(held));
     let server = serve_with(move |request| match std::mem::take(&mut first) {
         true => objects.answer(request),
         false => format_answer("500 Internal Server Error", "no"),
@@ -426,7 +438,8 @@ async fn a_failing_api_is_not_reported_as_another_upgrade() {
     assert!(matches!(error, LockError::Busy { .. }), "{error}");
 }
 
-/// A node's token may write and remove every Lease that a shim may write.
+/// The lock is in a namespace without rights for shims. Otherwise a node's token could write and
+/// remove the lock, like every Lease that a shim may write.
 #[tokio::test]
 async fn no_shim_has_rights_on_the_lock() {
     let (_, mut server) = serve_api().await;
@@ -444,7 +457,7 @@ async fn no_shim_has_rights_on_the_lock() {
             .next()
             .map(ToOwned::to_owned)
     };
-    let granted = objects::of_node("cp-1")
+    let granted = objects::single_node_objects("cp-1")
         .into_iter()
         .chain([objects::shared_role(["cp-1"])]);
     let granted: Vec<_> = granted

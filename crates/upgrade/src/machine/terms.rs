@@ -1,4 +1,4 @@
-//! The machine's input and output.
+//! Observations and decisions of the upgrade's state machine.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -26,7 +26,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// One of the two manifest files, and the pod that the kubelet runs from it.
+/// A manifest file of the node's kube-apiserver, and the pod that the kubelet runs from the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Slot {
     /// `kube-apiserver.yaml`.
@@ -37,7 +37,7 @@ pub enum Slot {
 
 impl Slot {
     #[must_use]
-    pub fn other(self) -> Self {
+    pub fn opposite_slot(self) -> Self {
         match self {
             Self::Canonical => Self::Temporary,
             Self::Temporary => Self::Canonical,
@@ -51,7 +51,7 @@ pub enum Step {
     /// Places the temporary pod and waits until it is ready.
     #[default]
     StartTemporary,
-    /// Watches the ready temporary instance for a while.
+    /// Watches the temporary instance until it has been ready for the settle time.
     SettleTemporary,
     /// Gives the temporary instance clients in steps, and judges it beside the old one.
     JudgeTemporary,
@@ -59,7 +59,7 @@ pub enum Step {
     StopOld,
     /// Writes the canonical file and waits until its instance is ready.
     StartCanonical,
-    /// Watches the ready canonical instance for a while.
+    /// Watches the canonical instance until it has been ready for the settle time.
     SettleCanonical,
     /// Gives the canonical instance clients in steps, and judges it beside the temporary one, which
     /// emulates the old release.
@@ -73,9 +73,9 @@ pub enum Step {
 }
 
 impl Step {
-    /// Returns the slot whose instance must serve in this step. The other slot's instance may be
-    /// stopped.
-    pub fn watched(self) -> Slot {
+    /// Returns the slot of the instance that must serve in this step. The instance of the other
+    /// slot may be stopped.
+    pub fn watched_slot(self) -> Slot {
         match self {
             Self::StartTemporary | Self::SettleTemporary | Self::JudgeTemporary | Self::StopOld => {
                 Slot::Temporary
@@ -92,13 +92,13 @@ impl fmt::Display for Step {
     }
 }
 
-/// The course of an upgrade, as stored on disk.
+/// How far an upgrade has come, and which version it leads to. This is stored on disk.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Position {
     pub step: Step,
-    /// The version that the canonical file must hold at the end.
+    /// The version that `kube-apiserver.yaml` must hold at the end.
     pub target: Version,
-    /// Why the target is not the new version.
+    /// Why the upgrade goes back. `None` if it leads to the new version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
     /// True if `why` is a verdict of the judge.
@@ -107,8 +107,8 @@ pub struct Position {
 }
 
 impl Position {
-    /// The beginning of an upgrade.
-    pub fn begin() -> Self {
+    /// Returns the position of an upgrade that has done nothing yet.
+    pub fn initial() -> Self {
         Self::default()
     }
 }
@@ -133,12 +133,12 @@ pub struct InstanceObservation {
     /// True if the instance has a shim of its own, which can be drained. A shim for the whole node
     /// cannot.
     pub drains: bool,
-    /// True if the shim does not answer now, as on a busy node, and last reported that the instance
-    /// is in the group. The instance may still be there.
+    /// True if the shim does not answer now, as on a busy node, and said in its last answer that
+    /// the instance serves. The instance may still serve.
     pub silent: bool,
-    /// Distinguishes a process from its predecessor.
+    /// Identifies the instance's process: a new process has another number.
     pub process: Option<u64>,
-    /// How many processes of the instance were seen to end.
+    /// Number of the instance's processes that were seen to end.
     pub ends: u32,
     /// True if the kubelet cannot pull the image or has no room for the pod. Such an instance never
     /// gets ready.
@@ -146,7 +146,7 @@ pub struct InstanceObservation {
 }
 
 impl InstanceObservation {
-    /// True if the instance is in the group, as far as is known.
+    /// True if the instance serves, or served when its shim last answered.
     pub fn may_serve(&self) -> bool {
         self.in_group || self.silent
     }
@@ -177,7 +177,7 @@ impl NodeObservation {
     }
 }
 
-/// The next thing to do.
+/// An order of the machine to its caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
     /// Do nothing. Observe again when something may have changed.
@@ -185,10 +185,11 @@ pub enum Action {
     /// Write the manifest of a version into a slot's file.
     Place(Slot, Version),
     Remove(Slot),
-    /// Ask a slot's shim to leave. The result goes to [`super::Machine::record_drain`].
+    /// Ask the shim of a slot's instance to leave its port. The result goes to
+    /// [`super::Machine::record_drain`].
     Drain(Slot),
-    /// Give a slot's instance its share of the clients, and judge it beside the other slot's. The
-    /// result goes to [`super::Machine::record_judge_result`].
+    /// Give the instance of a slot its share of the clients, and judge it beside the other
+    /// instance. The result goes to [`super::Machine::record_judge_result`].
     Judge(Slot),
     /// The position changed: save the position before the next action.
     Entered,
@@ -200,7 +201,7 @@ pub enum Action {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UpgradeOutcome {
-    /// The new version serves from the canonical file.
+    /// The new version serves from `kube-apiserver.yaml`.
     Done,
     /// The old version serves.
     RolledBack,
@@ -219,7 +220,7 @@ pub struct Course {
     pub emulated: bool,
 }
 
-/// The result of judging.
+/// The consequence of a judge's verdict for the upgrade.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum JudgeResult {
     GoOn,
@@ -232,10 +233,10 @@ pub enum JudgeResult {
 /// Time limits of the steps.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Limits {
-    /// For an instance to get ready.
+    /// How long an instance may take to get ready.
     pub ready: Duration,
     /// How long an instance must stay ready.
     pub settle: Duration,
-    /// For a pod to stop: its grace period plus the time that the kubelet needs.
+    /// How long a pod may take to stop: its grace period plus the time that the kubelet needs.
     pub stop: Duration,
 }

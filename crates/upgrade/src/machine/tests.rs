@@ -1,4 +1,5 @@
-//! The machine against a [model of a node](world), where anything may happen at any time.
+//! Tests of the upgrade's state machine on a [model of a node](world). Anything may happen there at
+//! any time.
 
 mod rules;
 mod states;
@@ -19,7 +20,7 @@ const LIMITS: Limits = Limits {
 
 /// A reboot in any second of an upgrade or after any action. Pods start in any order and get ready
 /// in time.
-fn reboot() -> impl Strategy<Value = Reboot> {
+fn any_reboot() -> impl Strategy<Value = Reboot> {
     let when = prop_oneof![(0..200u32, Just(0)), (Just(0), 0..25usize)];
     (when, 0..40u32, 0..90u32, 0..90u32).prop_map(|((at, after), away, a, b)| Reboot {
         at,
@@ -29,12 +30,13 @@ fn reboot() -> impl Strategy<Value = Reboot> {
     })
 }
 
-/// The second in which each slot's shim stops answering, and the length of the silence.
-fn silences() -> impl Strategy<Value = [Option<(u32, u32)>; 2]> {
+/// For each of the two pods, the second in which its shim stops answering, and the length of the
+/// silence.
+fn any_silences() -> impl Strategy<Value = [Option<(u32, u32)>; 2]> {
     prop::array::uniform2(prop::option::of((0..200u32, 1..30u32)))
 }
 
-fn fate() -> impl Strategy<Value = Fate> {
+fn any_fate() -> impl Strategy<Value = Fate> {
     prop_oneof![
         4 => Just(Fate::Good),
         1 => Just(Fate::NeverReady),
@@ -44,12 +46,16 @@ fn fate() -> impl Strategy<Value = Fate> {
     ]
 }
 
-fn verdict() -> impl Strategy<Value = JudgeResult> {
+fn any_verdict() -> impl Strategy<Value = JudgeResult> {
     prop_oneof![3 => Just(JudgeResult::GoOn), 1 => Just(JudgeResult::GoBack(BAD.into())), 1 => Just(JudgeResult::Stop(UNDECIDED.into()))]
 }
 
-fn judge() -> impl Strategy<Value = Option<Judge>> {
-    let judge = (any::<bool>(), 0..60u32, prop::array::uniform2(verdict()));
+fn any_judge() -> impl Strategy<Value = Option<Judge>> {
+    let judge = (
+        any::<bool>(),
+        0..60u32,
+        prop::array::uniform2(any_verdict()),
+    );
     prop::option::of(judge.prop_map(|(emulated, takes, verdicts)| Judge {
         emulated,
         takes,
@@ -58,17 +64,17 @@ fn judge() -> impl Strategy<Value = Option<Judge>> {
 }
 
 prop_compose! {
-    fn given()(
-        (temporary, canonical, back) in (fate(), fate(), fate()),
+    fn any_given()(
+        (temporary, canonical, back) in (any_fate(), any_fate(), any_fate()),
         (same, drains, journal) in (prop::bool::weighted(0.2), prop::bool::weighted(0.8), any::<bool>()),
-        (lag, start, stop) in times(),
+        (lag, start, stop) in any_times(),
         kills in prop::collection::vec((1..25usize, 0..90u32), 0..6),
         interrupt in prop::option::weighted(0.2, 1..20usize),
-        silences in silences(),
-        mut judge in judge(),
+        silences in any_silences(),
+        mut judge in any_judge(),
     ) -> Given {
         if let Some(judge) = &mut judge {
-            // An upgrade to the same text has only a single release.
+            // If both manifests have the same text, there is no older release to emulate.
             judge.emulated &= !same;
         }
         let reboot = None;
@@ -76,13 +82,13 @@ prop_compose! {
     }
 }
 
-fn times() -> impl Strategy<Value = (u32, u32, u32)> {
+fn any_times() -> impl Strategy<Value = (u32, u32, u32)> {
     (0..25u32, 0..40u32, 0..20u32)
 }
 
 prop_compose! {
-    /// A world without failures.
-    fn sound()((lag, start, stop) in times(), same: bool, drains: bool, judged: bool) -> Given {
+    /// A node on which nothing fails.
+    fn sound_given()((lag, start, stop) in any_times(), same: bool, drains: bool, judged: bool) -> Given {
         Given { lag, start, stop, same, drains, judge: judged.then(|| good_judge(!same)), ..good_given() }
     }
 }
@@ -90,14 +96,14 @@ prop_compose! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(berth_testing::case_count(2000)))]
 
-    /// An instance serves at each moment (`World::tick`, `World::act`). The upgrade ends in one of
-    /// the two versions, or halts with a reason, and then the repeated command finishes the upgrade
-    /// once the cause is fixed.
+    /// An instance serves at each moment (`World::pass_second`, `World::carry_out_action`). The
+    /// upgrade ends in one of the two versions, or halts with a reason, and then the repeated
+    /// command finishes the upgrade once the cause is fixed.
     #[test]
-    fn somebody_serves_and_it_ends_well(given in given()) {
+    fn an_instance_serves_at_all_times_and_the_upgrade_ends(given in any_given()) {
         let mut world = World::new(given.clone());
-        let mut disk = Position::begin();
-        let mut over = world.run(&mut disk);
+        let mut disk = Position::initial();
+        let mut over = world.run_until_end(&mut disk);
         let judged = given.judge.clone().map(|judge| judge.verdicts);
         let is_bad = |at: usize| matches!(judged.as_ref().map(|judged| &judged[at]), Some(JudgeResult::GoBack(_)));
         let withdrawn = given.temporary != Fate::Good || is_bad(1) || given.interrupt.is_some();
@@ -108,10 +114,10 @@ proptest! {
             prop_assert!((both_fail || why == UNDECIDED) && given.temporary == Fate::Good, "{why} {disk:?}");
             prop_assert!(world.in_group(1), "the temporary one serves");
             // The operator repeats the command.
-            world.repair();
-            over = world.run(&mut disk);
+            world.repair_failures();
+            over = world.run_until_end(&mut disk);
         }
-        prop_assert!(world.is_alone(), "{:?}", world.observe());
+        prop_assert!(world.is_canonical_alone(), "{:?}", world.observe());
         prop_assert_eq!(world.files[0], Some(disk.target));
         match over {
             Action::Finish(UpgradeOutcome::Done) => {
@@ -138,33 +144,33 @@ proptest! {
     /// After a reboot no instance serves until the pods have started. Neither a reboot nor a silent
     /// shim counts as a failure of a version.
     #[test]
-    fn a_reboot_or_a_silent_shim_undoes_nothing(
-        given in sound(),
-        harm in prop_oneof![reboot().prop_map(Ok), silences().prop_map(Err)],
+    fn a_reboot_or_a_silent_shim_does_not_turn_the_upgrade_back(
+        given in sound_given(),
+        harm in prop_oneof![any_reboot().prop_map(Ok), any_silences().prop_map(Err)],
     ) {
         let given = match harm {
             Ok(reboot) => Given { reboot: Some(reboot), ..given },
             Err(silences) => Given { silences, ..given },
         };
         let mut world = World::new(given);
-        let mut disk = Position::begin();
-        prop_assert_eq!(world.run(&mut disk), Action::Finish(UpgradeOutcome::Done), "{:?}", disk.why);
-        prop_assert!(world.is_alone());
+        let mut disk = Position::initial();
+        prop_assert_eq!(world.run_until_end(&mut disk), Action::Finish(UpgradeOutcome::Done), "{:?}", disk.why);
+        prop_assert!(world.is_canonical_alone());
         prop_assert_eq!(world.files[0], Some(Version::New));
     }
 
-    /// A failing version is not kept either, whenever the reboot happens: the upgrade ends, and the
-    /// repeated command finishes it.
+    /// A failing version is not kept, whenever the node reboots: the upgrade ends, and the repeated
+    /// command finishes it.
     #[test]
-    fn what_fails_fails_after_a_reboot_too(given in given(), reboot in reboot()) {
+    fn an_upgrade_that_fails_also_fails_after_a_reboot(given in any_given(), reboot in any_reboot()) {
         let given = Given { reboot: Some(reboot), ..given };
         let mut world = World::new(given.clone());
-        let mut disk = Position::begin();
-        let mut over = world.run(&mut disk);
+        let mut disk = Position::initial();
+        let mut over = world.run_until_end(&mut disk);
         if let Action::Halt(_) = over {
             world.given.temporary = Fate::Good;
-            world.repair();
-            over = world.run(&mut disk);
+            world.repair_failures();
+            over = world.run_until_end(&mut disk);
         }
         prop_assert!(matches!(over, Action::Finish(_)), "{over:?}");
         prop_assert_eq!(world.files, [Some(disk.target), None]);
@@ -196,7 +202,7 @@ fn make_machine(step: Step) -> Machine {
     Machine::new(
         Position {
             step,
-            ..Position::begin()
+            ..Position::initial()
         },
         LIMITS,
         Course::default(),
@@ -213,8 +219,8 @@ fn good_judge(emulated: bool) -> Judge {
 
 /// Runs an upgrade, and returns the last action and the reason.
 fn run_to_end(given: Given) -> (Action, Option<String>) {
-    let mut disk = Position::begin();
-    (World::new(given).run(&mut disk), disk.why)
+    let mut disk = Position::initial();
+    (World::new(given).run_until_end(&mut disk), disk.why)
 }
 
 #[test]
@@ -230,14 +236,17 @@ fn every_failure_has_a_reason() {
             ..good_given()
         })
     };
-    assert_eq!(temporary(Fate::NeverReady), "it was not ready in 2m");
+    assert_eq!(
+        temporary(Fate::NeverReady),
+        "the instance was not ready in 2m"
+    );
     assert_eq!(
         temporary(Fate::Refuses),
-        "its process ended 3 times without getting ready"
+        "the instance's process ended 3 times without getting ready"
     );
     assert_eq!(
         temporary(Fate::Crashes(7)),
-        "its process ended 11s after it was ready"
+        "the instance's process ended 11s after the instance was ready"
     );
     assert_eq!(
         why(Given {
@@ -246,14 +255,17 @@ fn every_failure_has_a_reason() {
         }),
         "interrupted by a signal"
     );
-    assert_eq!(temporary(Fate::NotStarted), "the kubelet cannot start it");
+    assert_eq!(
+        temporary(Fate::NotStarted),
+        "the kubelet cannot start the instance"
+    );
     assert_eq!(
         why(Given {
             temporary: Fate::NotStarted,
             journal: false,
             ..good_given()
         }),
-        "it was not ready in 2m",
+        "the instance was not ready in 2m",
         "where the kubelet cannot be asked"
     );
     let rolled_back = Action::Finish(UpgradeOutcome::RolledBack);
@@ -263,7 +275,10 @@ fn every_failure_has_a_reason() {
     });
     assert_eq!(
         not_started,
-        (rolled_back, Some("the kubelet cannot start it".into()))
+        (
+            rolled_back,
+            Some("the kubelet cannot start the instance".into())
+        )
     );
     let canonical = |back| {
         run_to_end(Given {
@@ -279,7 +294,7 @@ fn every_failure_has_a_reason() {
     );
     assert_eq!(
         canonical(Fate::NeverReady),
-        Action::Halt("it was not ready in 2m".into())
+        Action::Halt("the instance was not ready in 2m".into())
     );
 }
 
@@ -304,7 +319,7 @@ fn a_bad_verdict_leads_back_to_the_other_instance() {
         (Action::Finish(RolledBack), why.clone())
     );
     assert_eq!(bad(good_judge(true), 0), (Action::Finish(Emulating), why));
-    // Without emulation there is no second verdict.
+    // Without emulation, the verdict on the canonical instance is not asked for.
     assert_eq!(bad(good_judge(false), 0), (Action::Finish(Done), None));
     let judge = Judge {
         verdicts: [JudgeResult::GoOn, JudgeResult::Stop(UNDECIDED.into())],
@@ -319,7 +334,7 @@ fn a_bad_verdict_leads_back_to_the_other_instance() {
     );
 }
 
-/// An instance outside the group never replaces the serving instance, even after a good verdict.
+/// An instance that does not serve never replaces the one that serves, even after a good verdict.
 #[test]
 fn an_instance_lost_while_judged_is_removed() {
     for (step, back) in [
@@ -341,7 +356,7 @@ fn an_instance_lost_while_judged_is_removed() {
         let mut machine = Machine::new(
             Position {
                 step,
-                ..Position::begin()
+                ..Position::initial()
             },
             LIMITS,
             course,
@@ -368,7 +383,7 @@ fn an_instance_lost_while_judged_is_removed() {
     }
 }
 
-/// The stop limit does not include the time of an earlier wait.
+/// The time for a pod to stop begins when its file is removed, and not with an earlier wait.
 #[test]
 fn the_stop_limit_begins_when_the_file_is_removed() {
     let mut world = World::new(Given {
@@ -445,8 +460,8 @@ fn a_shim_that_cannot_be_drained_ends_the_upgrade_before_any_removal() {
     }
     assert_eq!(refused.next(&seen, Duration::ZERO), Action::Entered);
     assert_eq!(refused.position().step, Step::Withdraw);
-    // A shim that accepted a drain leaves, although later answers are lost, so nothing leads back
-    // to its instance.
+    // A shim that has accepted a drain leaves, even if the answers to later drains are lost. So the
+    // upgrade never goes back to its instance.
     let mut lost = make_machine(Step::StopOld);
     for asked in [true, false, false, false] {
         assert_eq!(
@@ -459,8 +474,8 @@ fn a_shim_that_cannot_be_drained_ends_the_upgrade_before_any_removal() {
         lost.next(&seen, Duration::ZERO),
         Action::Remove(Slot::Canonical)
     );
-    // A drained instance that is still there is stopped anyway, since the new instance is in the
-    // group.
+    // A drained shim has not left in time. The shim's instance is stopped anyway, since the new
+    // instance serves.
     let mut drained = make_machine(Step::StopOld);
     assert_eq!(
         drained.next(&seen, Duration::ZERO),
@@ -488,6 +503,6 @@ fn failures_of_the_new_version_do_not_count_against_the_old_one() {
         ..good_given()
     };
     let mut world = World::new(given);
-    let over = world.run(&mut Position::begin());
+    let over = world.run_until_end(&mut Position::initial());
     assert_eq!(over, Action::Finish(UpgradeOutcome::RolledBack));
 }

@@ -53,7 +53,7 @@ fn with_target(step: Step, target: Version) -> Machine {
         Position {
             step,
             target,
-            ..Position::begin()
+            ..Position::initial()
         },
         LIMITS,
         Course::default(),
@@ -83,7 +83,7 @@ fn an_interrupt_leads_back_until_the_old_instance_is_removed() {
             back.contains(&step),
             "{step}"
         );
-        // An upgrade on its way back continues back.
+        // An interrupt does not turn an upgrade around that is on its way back.
         assert!(
             with_target(step, Old).interrupt_leads_back()
                 && with_target(step, Emulated).interrupt_leads_back(),
@@ -95,7 +95,7 @@ fn an_interrupt_leads_back_until_the_old_instance_is_removed() {
 #[test]
 fn the_first_four_steps_watch_the_temporary_instance() {
     for (nth, step) in STEPS.into_iter().enumerate() {
-        assert_eq!(step.watched() == Slot::Temporary, nth < 4, "{step}");
+        assert_eq!(step.watched_slot() == Slot::Temporary, nth < 4, "{step}");
     }
 }
 
@@ -132,7 +132,7 @@ fn a_foreign_file_halts_every_step() {
     }
 }
 
-/// A step halts at another manifest of this upgrade, and at a missing file.
+/// A step halts if `kube-apiserver.yaml` holds another manifest than it should, or is missing.
 #[test]
 fn a_wrong_canonical_file_halts_the_step() {
     for (steps, bad) in [
@@ -214,10 +214,10 @@ fn only_the_old_instances_shim_must_accept_a_drain() {
     );
 }
 
-/// The new instance is lost while the old one is being stopped. The machine goes back only to an
-/// undrained instance in the group.
+/// The new instance stops serving while the old one is being stopped. The machine goes back only if
+/// the old one still serves and was not drained.
 #[test]
-fn no_way_leads_back_to_a_drained_or_lost_instance() {
+fn no_step_goes_back_to_a_drained_or_lost_instance() {
     let away = InstanceObservation {
         in_group: false,
         ..SERVES
@@ -253,7 +253,8 @@ fn no_way_leads_back_to_a_drained_or_lost_instance() {
     }
 }
 
-/// The wait lasts until the ready timeout.
+/// While the other instance does not serve, the machine waits until the ready timeout, and then
+/// halts. It removes nothing meanwhile.
 #[test]
 fn a_removal_waits_for_the_staying_instance() {
     let away = InstanceObservation {
@@ -292,7 +293,10 @@ fn the_reason_says_how_the_new_instance_was_lost() {
         ..observe_both(Old, New)
     };
     let why = |machine: &Machine| machine.position().why.clone().unwrap();
-    for (ends, how) in [(0, "it got unready"), (1, "its process ended")] {
+    for (ends, how) in [
+        (0, "the instance got unready"),
+        (1, "the instance's process ended"),
+    ] {
         let mut machine = make_machine(SettleTemporary);
         let _ = machine.next(&observe_both(Old, New), secs(0));
         let _ = machine.next(&away(ends), secs(1));
@@ -301,17 +305,18 @@ fn the_reason_says_how_the_new_instance_was_lost() {
             Action::Entered
         );
         assert!(
-            why(&machine).starts_with(how) && why(&machine).ends_with("after it was ready"),
+            why(&machine).starts_with(how)
+                && why(&machine).ends_with("after the instance was ready"),
             "{}",
             why(&machine)
         );
     }
-    // An instance that was never ready in this run.
+    // This run has not seen the instance ready, so the reason does not say that it was ready.
     let mut machine = make_machine(SettleTemporary);
     assert_eq!(machine.next(&away(0), secs(0)), Action::Wait);
     assert_eq!(machine.next(&away(0), LIMITS.ready), Action::Entered);
     assert!(
-        !why(&machine).contains("after it was ready"),
+        !why(&machine).contains("after the instance was ready"),
         "{}",
         why(&machine)
     );

@@ -1,6 +1,6 @@
-//! Every state of an upgrade within bounds. berth is killed and the node reboots after any action
-//! and during any wait. Two silences of one shim do not overlap: a shim's last answer counts for
-//! 30 s.
+//! Searches all states of an upgrade that a limited number of faults can lead to. berth is killed
+//! and the node reboots after any action and during any wait. Two silences of one shim do not
+//! overlap: a shim's last answer counts for 30 s.
 
 use super::world::Run;
 use super::*;
@@ -9,24 +9,24 @@ use std::hash::Hash;
 
 #[derive(Debug, Clone, Copy)]
 enum Event {
-    /// berth runs until it has acted.
+    /// berth looks at the node until there is something to do, and does that.
     Act,
     Pass(u32),
     /// berth is killed, and stays away for this many seconds.
     Kill(u32),
-    /// The node reboots. Each slot's pod is ready after this many seconds.
+    /// The node reboots. Each of the two pods is ready after this many seconds.
     Reboot([u32; 2]),
     Interrupt,
     Silent(Slot, u32),
     /// The answer to the next drain is lost.
     LoseAnswer,
-    /// The instance gets unready for this many seconds, and its process stays.
+    /// The instance of a slot is not ready for this many seconds, and its process stays.
     Unready(Slot, u32),
-    /// Somebody else writes the file.
+    /// Somebody else writes one of the two manifest files.
     Edit(Slot),
 }
 
-/// The remaining number of events of each kind.
+/// How many more events of each kind may happen.
 #[derive(Debug, Clone, Copy, Hash)]
 struct Budget {
     passes: u8,
@@ -52,13 +52,14 @@ const NONE: Budget = Budget {
 
 #[derive(Clone)]
 struct Bounded {
-    /// Number of the start state.
+    /// Index of the start state that led to this state.
     root: usize,
     world: World,
     run: Run,
     budget: Budget,
     over: Option<Action>,
-    /// True if the upgrade may go back: an instance was unready for long, or three answers were lost.
+    /// True if the upgrade may go back: an instance was unready for long, or its shim got silent
+    /// before the shim reported that the instance is ready again, or three answers were lost.
     lost: bool,
 }
 
@@ -114,16 +115,19 @@ impl Model for Bounded {
             }
             Event::Kill(away) => {
                 budget.kills -= 1;
-                return world.be_away(run, away);
+                return world.stay_killed_for(run, away);
             }
             Event::Reboot(boot) => {
                 budget.reboots -= 1;
                 world.reboot(boot);
-                return world.be_away(run, 5);
+                return world.stay_killed_for(run, 5);
             }
             Event::Silent(slot, long) => {
                 budget.silences -= 1;
-                world.given.silences[slot as usize] = Some((world.now, long));
+                // The instance may be ready again, but its shim's last report says that it is not.
+                let at = slot as usize;
+                self.lost |= world.serves_once_ready(at) && !world.reported[at];
+                world.given.silences[at] = Some((world.now, long));
                 return;
             }
             Event::Unready(slot, long) => {
@@ -134,7 +138,7 @@ impl Model for Bounded {
             }
             Event::Edit(slot) => {
                 budget.edits -= 1;
-                return world.edit(slot);
+                return world.edit_manifest_file(slot);
             }
             Event::LoseAnswer => {
                 budget.answers -= 1;
@@ -153,7 +157,7 @@ impl Model for Bounded {
             && world.now < until
             && !(matches!(event, Event::Act) && run.actions > done)
         {
-            self.over = world.step(run);
+            self.over = world.step_once(run);
         }
     }
 
@@ -164,7 +168,7 @@ impl Model for Bounded {
 
     /// Every run ends. After a halt, the repeated command finishes the upgrade once the cause is
     /// gone. A run without failures completes the upgrade.
-    fn check(&self, _: usize) {
+    fn check_state(&self, _: usize) {
         let Self {
             mut world,
             run: Run { mut disk, .. },
@@ -174,16 +178,16 @@ impl Model for Bounded {
             return assert!(matches!(over, Action::Finish(_) | Action::Halt(_)));
         }
         let is_edited = world.edited != [false; 2];
-        let mut over = world.run(&mut disk);
+        let mut over = world.run_until_end(&mut disk);
         assert!(!is_edited || matches!(over, Action::Halt(_)), "{over:?}");
         let is_calm = world.given.interrupt.is_none() && !self.lost;
-        if is_calm && world.given.is_good() && !is_edited {
+        if is_calm && world.given.has_only_good_instances() && !is_edited {
             assert_eq!(over, Action::Finish(UpgradeOutcome::Done), "{:?}", disk.why);
         }
         if let Action::Halt(_) = over {
             world.given.temporary = Fate::Good;
-            world.repair();
-            over = world.run(&mut disk);
+            world.repair_failures();
+            over = world.run_until_end(&mut disk);
         }
         let outcome = match disk.target {
             Version::Old => UpgradeOutcome::RolledBack,
@@ -198,7 +202,7 @@ impl Model for Bounded {
 }
 
 impl Given {
-    fn is_good(&self) -> bool {
+    fn has_only_good_instances(&self) -> bool {
         let mut verdicts = self.judge.iter().flat_map(|judge| &judge.verdicts);
         [self.temporary, self.canonical] == [Fate::Good; 2]
             && verdicts.all(|verdict| *verdict == JudgeResult::GoOn)
@@ -278,7 +282,7 @@ fn explore_with(name: &str, nodes: &[Given], budgets: &[Budget], usually: usize)
         .flat_map(|given| budgets.iter().map(move |budget| (given.clone(), *budget)));
     let roots = roots.enumerate().map(|(root, (given, budget))| Bounded {
         root,
-        run: Run::new(Position::begin(), given.course()),
+        run: Run::new(Position::initial(), given.course()),
         world: World::new(given),
         budget,
         over: None,
@@ -288,7 +292,7 @@ fn explore_with(name: &str, nodes: &[Given], budgets: &[Budget], usually: usize)
 }
 
 #[test]
-fn every_state_of_an_upgrade() {
+fn every_state_of_an_upgrade_keeps_the_invariants() {
     let budget = Budget {
         passes: 2,
         kills: 2,
@@ -309,9 +313,10 @@ fn every_state_of_an_upgrade() {
     assert!(found.states >= 8_000, "{found:?}");
 }
 
-/// Only a few faults in each search, which therefore tries them after each action, to the end.
+/// Each search has only a few faults. So it can try them after each action, up to the end of the
+/// upgrade.
 #[test]
-fn every_state_of_an_upgrade_and_a_few_faults() {
+fn every_state_of_an_upgrade_and_a_few_faults_keeps_the_invariants() {
     let deep = |name, budget| {
         let found = explore_with(name, &usual_nodes(), &[budget], 3_000);
         assert!(found.states >= 3_000, "{found:?}");
@@ -353,10 +358,10 @@ fn every_state_of_an_upgrade_and_a_few_faults() {
     );
 }
 
-/// A single fault after each action, tried to the end. The floors are a little below the numbers
-/// of states.
+/// Each search tries a single fault after each action, up to the end of the upgrade. Each floor is
+/// a little below the number of states that the search finds.
 #[test]
-fn every_state_of_an_upgrade_and_one_fault() {
+fn every_state_of_an_upgrade_and_one_fault_keeps_the_invariants() {
     let nodes = [usual_nodes(), special_nodes()].concat();
     let all = |name, budget, floor| {
         let found = explore_with(name, &nodes, &[budget], 100_000);

@@ -5,7 +5,7 @@ use super::*;
 use berth_testing::states::Digest;
 use std::hash::Hash;
 
-/// The behaviour of a pod.
+/// The behaviour of a pod after the kubelet has seen its manifest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fate {
     Good,
@@ -21,12 +21,12 @@ pub(super) enum Fate {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Life {
-    /// Gets ready after this many seconds.
+    /// The process gets ready after this many seconds.
     Starting(u32),
     Ready(u32),
-    /// Ended. Starts again after this many seconds.
+    /// The process has ended. The kubelet starts it again after this many seconds.
     Down(u32),
-    /// Ends after this many seconds.
+    /// The process ends after this many seconds.
     Stopping(u32),
 }
 
@@ -40,17 +40,17 @@ pub(super) struct Pod {
     process: u64,
 }
 
-/// The conditions of a world.
+/// The conditions of a run of the model: the behaviour of pods, kubelet, judge and operator.
 #[derive(Debug, Clone)]
 pub(super) struct Given {
     pub(super) temporary: Fate,
     pub(super) canonical: Fate,
-    /// The fate of the old manifest's pod after the way back.
+    /// The behaviour of the pod that runs from `kube-apiserver.yaml` on the way back.
     pub(super) back: Fate,
     pub(super) same: bool,
-    /// True if each pod has a shim of its own. Otherwise a node shim serves them.
+    /// True if each pod has a shim of its own. Otherwise a single shim serves the whole node.
     pub(super) drains: bool,
-    /// True if the kubelet reports a missing image.
+    /// True if the kubelet's journal says that an image is missing.
     pub(super) journal: bool,
     /// Seconds until the kubelet sees a change, until a process is ready, and until a process has
     /// ended.
@@ -62,7 +62,8 @@ pub(super) struct Given {
     /// The action after which the operator interrupts berth.
     pub(super) interrupt: Option<usize>,
     pub(super) reboot: Option<Reboot>,
-    /// The second in which each slot's shim stops answering, and the length of the silence.
+    /// For each of the two pods, the second in which its shim stops answering, and the length of
+    /// the silence.
     pub(super) silences: [Option<(u32, u32)>; 2],
     pub(super) judge: Option<Judge>,
 }
@@ -73,7 +74,7 @@ pub(super) struct Judge {
     pub(super) emulated: bool,
     /// Seconds until a verdict.
     pub(super) takes: u32,
-    /// The verdict on each slot's instance.
+    /// The verdict on the instance of each of the two pods.
     pub(super) verdicts: [JudgeResult; 2],
 }
 
@@ -91,10 +92,10 @@ impl Given {
 /// berth is killed, all pods end, and the pods of the present files start.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reboot {
-    /// The earliest second, and the number of actions before the reboot.
+    /// The reboot comes once `now` has reached `at` and berth has carried out `after` actions.
     pub(super) at: u32,
     pub(super) after: usize,
-    /// Seconds until berth runs, and until each slot's pod is ready if its fate is good.
+    /// Seconds until berth runs, and until each of the two pods is ready if its fate is good.
     pub(super) away: u32,
     pub(super) boot: [u32; 2],
 }
@@ -103,7 +104,8 @@ pub(super) struct Reboot {
 pub(super) struct World {
     pub(super) given: Given,
     pub(super) files: [Option<Version>; 2],
-    /// The kubelet's knowledge of the files, and the seconds until it sees the present files.
+    /// `known` has the manifests that the kubelet knows of, and `unknown_for` has the seconds until
+    /// it sees the present files.
     known: [Option<Version>; 2],
     unknown_for: [u32; 2],
     pub(super) pods: [Option<Pod>; 2],
@@ -113,16 +115,17 @@ pub(super) struct World {
     pub(super) now: u32,
     /// True if the answer to the next drain is lost.
     pub(super) loses_answer: bool,
-    /// True if no instance need serve: after a reboot, until a pod is ready and if all pods stay
-    /// ready.
+    /// True if an instance need not serve now. A reboot or a foreign manifest sets this. An
+    /// instance that serves ends it, if no pod fails.
     dark: bool,
-    /// True if the slot's shim last reported its instance in the group.
-    reported: [bool; 2],
-    /// True if the slot's instance was judged and may stay.
+    /// For each of the two pods, true if the last answer of its shim was that the instance serves.
+    pub(super) reported: [bool; 2],
+    /// For each of the two pods, true if the judge has let its instance stay.
     passed: [bool; 2],
-    /// Seconds for which the slot's instance is not ready although its process runs.
+    /// For each of the two pods, the remaining seconds in which its instance is not ready although
+    /// its process runs.
     pub(super) unready: [u32; 2],
-    /// True if somebody else has written the slot's file.
+    /// For each of the two manifest files, true if somebody else has written it.
     pub(super) edited: [bool; 2],
 }
 
@@ -175,8 +178,9 @@ impl World {
         }
     }
 
-    /// Somebody else writes a slot's file, and its pod serves nobody.
-    pub(super) fn edit(&mut self, slot: Slot) {
+    /// Lets somebody else write one of the two manifest files. The pod of that manifest serves
+    /// nobody.
+    pub(super) fn edit_manifest_file(&mut self, slot: Slot) {
         let at = slot as usize;
         (self.edited[at], self.pods[at], self.dark) = (true, None, true);
     }
@@ -186,12 +190,12 @@ impl World {
             ([None, None], self.files, [0; 2], true);
         self.unready = [0; 2];
         for (at, start) in boot.into_iter().enumerate() {
-            self.start(at, start);
+            self.start_pod(at, start);
         }
     }
 
-    /// The kubelet starts the pod of a file.
-    fn start(&mut self, at: usize, start: u32) {
+    /// Starts the pod of a manifest file, as the kubelet does.
+    fn start_pod(&mut self, at: usize, start: u32) {
         let Some(version) = self.known[at] else {
             return;
         };
@@ -213,11 +217,11 @@ impl World {
     }
 
     pub(super) fn in_group(&self, slot: usize) -> bool {
-        self.unready[slot] == 0 && self.may_get_ready(slot)
+        self.unready[slot] == 0 && self.serves_once_ready(slot)
     }
 
-    /// True if the instance is in the group once it is ready again.
-    fn may_get_ready(&self, slot: usize) -> bool {
+    /// True if the instance serves, or will serve as soon as it is ready again.
+    pub(super) fn serves_once_ready(&self, slot: usize) -> bool {
         self.pods[slot].is_some_and(|pod| matches!(pod.life, Life::Ready(_)) && !pod.drained)
     }
 
@@ -256,7 +260,7 @@ impl World {
         }
     }
 
-    fn act(&mut self, action: &Action) {
+    fn carry_out_action(&mut self, action: &Action) {
         assert_eq!(self.edited, [false; 2], "{action:?} beside a foreign file");
         match action {
             Action::Place(slot, version) => {
@@ -291,8 +295,8 @@ impl World {
         }
     }
 
-    /// The old version is removed only after the temporary instance passed the judge. The emulating
-    /// instance is removed only after the canonical one passed.
+    /// Checks that berth removes the old version only after the temporary instance has passed the
+    /// judge, and the emulating instance only after the canonical one has passed.
     fn check_removal(&self, slot: Slot) {
         let Course {
             judged, emulated, ..
@@ -312,8 +316,8 @@ impl World {
         }
     }
 
-    /// The shims that answer report their state.
-    fn report(&mut self) {
+    /// Lets each shim that answers report whether its instance serves.
+    fn report_serving_instances(&mut self) {
         for at in 0..self.pods.len() {
             if !self.is_silent(at) {
                 self.reported[at] = self.in_group(at);
@@ -322,8 +326,8 @@ impl World {
     }
 
     /// A second passes.
-    fn tick(&mut self) {
-        self.report();
+    fn pass_second(&mut self) {
+        self.report_serving_instances();
         self.now += 1;
         for at in 0..self.pods.len() {
             self.unready[at] = self.unready[at].saturating_sub(1);
@@ -336,7 +340,7 @@ impl World {
             }
             let wanted = self.known[at];
             let Some(pod) = &mut self.pods[at] else {
-                self.start(at, self.given.start);
+                self.start_pod(at, self.given.start);
                 continue;
             };
             let stays = wanted == Some(pod.version) || (self.given.same && wanted.is_some());
@@ -376,24 +380,26 @@ impl World {
             ..
         } = self.given;
         let good = [temporary, canonical, back] == [Fate::Good; 3];
-        // A pod without a file goes by itself.
+        // An instance does not count if its manifest file is gone, since the kubelet will end its
+        // pod.
         let stays = |at: usize| self.in_group(at) && self.files[at].is_some();
         self.dark &= !(good && (stays(0) || stays(1)));
-        // No other instance is removed or drained meanwhile (`act`).
-        let serves = self.may_get_ready(0) || self.may_get_ready(1) || self.dark;
+        // An instance that is not ready for a while counts, since `carry_out_action` does not
+        // remove or drain the other one meanwhile.
+        let serves = self.serves_once_ready(0) || self.serves_once_ready(1) || self.dark;
         assert!(serves, "no instance serves: {:?}", self.pods);
     }
 
     /// Runs berth to the end, again after each kill.
-    pub(super) fn run(&mut self, disk: &mut Position) -> Action {
+    pub(super) fn run_until_end(&mut self, disk: &mut Position) -> Action {
         let mut run = Run::new(disk.clone(), self.given.course());
         for _ in 0..10_000 {
             let due = |reboot: &mut Reboot| self.now >= reboot.at && run.actions >= reboot.after;
             if let Some(Reboot { away, boot, .. }) = self.given.reboot.take_if(due) {
                 self.reboot(boot);
-                self.be_away(&mut run, away);
+                self.stay_killed_for(&mut run, away);
             }
-            let over = self.step(&mut run);
+            let over = self.step_once(&mut run);
             disk.clone_from(&run.disk);
             if let Some(over) = over {
                 return over;
@@ -403,16 +409,16 @@ impl World {
     }
 
     /// berth is killed, and starts again after `away` seconds.
-    pub(super) fn be_away(&mut self, run: &mut Run, away: u32) {
-        (0..away).for_each(|_| self.tick());
+    pub(super) fn stay_killed_for(&mut self, run: &mut Run, away: u32) {
+        (0..away).for_each(|_| self.pass_second());
         // A new run knows nothing of a shim that has not answered yet.
         self.reported = [false; 2];
         run.machine = Machine::new(run.disk.clone(), LIMITS, self.given.course());
     }
 
     /// Carries out the next action. Returns the last action if berth has ended.
-    pub(super) fn step(&mut self, run: &mut Run) -> Option<Action> {
-        self.report();
+    pub(super) fn step_once(&mut self, run: &mut Run) -> Option<Action> {
+        self.report_serving_instances();
         let Run {
             machine,
             disk,
@@ -430,7 +436,7 @@ impl World {
                         machine.record_judge_result(verdict);
                     }
                 }
-                self.tick();
+                self.pass_second();
                 return None;
             }
             over @ (Action::Finish(_) | Action::Halt(_)) => {
@@ -454,7 +460,7 @@ impl World {
                 // berth waits until a silent shim answers.
                 let mut waited = false;
                 while matches!(action, Action::Drain(slot) if self.is_silent(slot as usize)) {
-                    self.tick();
+                    self.pass_second();
                     waited = true;
                 }
                 // A shim may read the drain request only after the other instance has gone. The
@@ -466,7 +472,7 @@ impl World {
                     machine.record_drain(false);
                     return None;
                 }
-                self.act(&action);
+                self.carry_out_action(&action);
                 if matches!(action, Action::Drain(_)) {
                     machine.record_drain(!std::mem::take(&mut self.loses_answer));
                 }
@@ -482,12 +488,13 @@ impl World {
             .iter()
             .find(|(after, _)| after == actions)
             .map(|(_, away)| *away);
-        away.into_iter().for_each(|away| self.be_away(run, away));
+        away.into_iter()
+            .for_each(|away| self.stay_killed_for(run, away));
         None
     }
 
-    /// Removes every cause of a failure.
-    pub(super) fn repair(&mut self) {
+    /// Removes the cause of every failure, as an operator would.
+    pub(super) fn repair_failures(&mut self) {
         (self.given.canonical, self.given.back) = (Fate::Good, Fate::Good);
         (self.edited, self.unready) = ([false; 2], [0; 2]);
         for pod in self.pods.iter_mut().flatten() {
@@ -500,7 +507,7 @@ impl World {
         self.given.kills.clear();
     }
 
-    pub(super) fn is_alone(&self) -> bool {
+    pub(super) fn is_canonical_alone(&self) -> bool {
         !self.instance(1).alive && self.files[1].is_none() && self.in_group(0)
     }
 
