@@ -1,7 +1,7 @@
-//! A node's service account: its name and its token.
+//! Names a node's service account, and handles its token.
 //!
-//! A token cannot be revoked, and only its owner renews it, so the token contains an expiry. A
-//! token ends earlier only if the service account is deleted.
+//! Nobody can revoke a token, so each token contains an expiry, and its owner requests a new one in
+//! time. To end a token earlier, the service account has to be deleted.
 
 use crate::lease::NAMESPACE;
 use base64::Engine;
@@ -10,19 +10,20 @@ use humantime::parse_rfc3339;
 use serde_json::{Value, json};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// The requested life of a token. kube-apiserver may give less
+/// Life of a token that berth requests. kube-apiserver may grant less
 /// (`--service-account-max-token-expiration`).
-pub const LIFE: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+pub const TOKEN_LIFETIME: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
-/// Name of a token's file, in the directory of the kubeconfig that names the file.
-pub const FILE: &str = "token";
+/// Name of the file with a node's token. The file is in the directory of the kubeconfig that names
+/// it.
+pub const TOKEN_FILE: &str = "token";
 
 /// Returns the name of a node's service account in [`NAMESPACE`].
 pub fn account_name(node: &str) -> String {
     format!("berth-{node}")
 }
 
-/// Returns the API path at which a service account of [`NAMESPACE`] gets tokens.
+/// Returns the API path at which the account gets its tokens (TokenRequest).
 pub fn token_path(account: &str) -> String {
     format!("/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}/token")
 }
@@ -31,22 +32,23 @@ pub fn token_request() -> Value {
     json!({
         "apiVersion": "authentication.k8s.io/v1",
         "kind": "TokenRequest",
-        "spec": {"expirationSeconds": LIFE.as_secs()},
+        "spec": {"expirationSeconds": TOKEN_LIFETIME.as_secs()},
     })
 }
 
 /// Returns the token in the response to a [`token_request`], and the expiry that kube-apiserver
 /// granted.
-pub fn granted_token(answer: &Value) -> Option<(&str, SystemTime)> {
+pub fn parse_granted_token(answer: &Value) -> Option<(&str, SystemTime)> {
     let status = &answer["status"];
     let until = parse_rfc3339(status["expirationTimestamp"].as_str()?).ok()?;
     Some((status["token"].as_str()?, until))
 }
 
-/// The claims of a token. They are not verified: only an apiserver can verify them.
+/// The claims of a token. Their signature is not verified: only an apiserver can verify it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claims {
-    /// Name of the token's service account, if the account belongs to [`NAMESPACE`].
+    /// Name of the service account to which the token belongs. `None` if the account is in another
+    /// namespace than [`NAMESPACE`].
     pub account: Option<String>,
     pub from: SystemTime,
     /// The token's expiry. `None` for the token of a Secret, which does not expire.
@@ -74,9 +76,9 @@ impl Claims {
         })
     }
 
-    /// Returns the time of the token's renewal, if the token expires: after a third of its life, so
-    /// that failed attempts can be repeated.
-    pub fn renewal(&self) -> Option<SystemTime> {
+    /// Returns the time at which to renew the token: after a third of its life, so that a failed
+    /// renewal can be repeated. `None` if the token does not expire.
+    pub fn renewal_time(&self) -> Option<SystemTime> {
         Some(self.from + self.until?.duration_since(self.from).unwrap_or_default() / 3)
     }
 }
@@ -90,10 +92,13 @@ mod tests {
         let answer = json!({"spec": {"expirationSeconds": 2_592_000}, "status": {"token": "a.b.c",
             "expirationTimestamp": "1970-01-01T01:00:00Z"}});
         assert_eq!(
-            granted_token(&answer),
+            parse_granted_token(&answer),
             Some(("a.b.c", UNIX_EPOCH + Duration::from_secs(3600)))
         );
-        assert_eq!(granted_token(&json!({"status": {"token": "a"}})), None);
+        assert_eq!(
+            parse_granted_token(&json!({"status": {"token": "a"}})),
+            None
+        );
         assert_eq!(token_request()["spec"]["expirationSeconds"], 2_592_000);
         assert_eq!(
             token_path(&account_name("cp-1")),
@@ -113,19 +118,19 @@ mod tests {
             (own.account.as_deref(), own.from, own.until),
             (Some("berth-cp-1"), at(300), Some(at(3900)))
         );
-        assert_eq!(own.renewal(), Some(at(1500)));
+        assert_eq!(own.renewal_time(), Some(at(1500)));
         let other =
             of(r#"{"iat":300,"sub":"system:serviceaccount:kube-system:berth-cp-1"}"#).unwrap();
         assert_eq!(
-            (other.account.as_deref(), other.until, other.renewal()),
+            (other.account.as_deref(), other.until, other.renewal_time()),
             (None, None, None)
         );
         assert_eq!(of(r#"{"iat":300,"sub":"admin"}"#).unwrap().account, None);
-        // Times beyond the range of a clock.
+        // These times are beyond the range of a clock.
         for (from, until) in [(0, u64::MAX), (u64::MAX, 0), (u64::MAX, u64::MAX)] {
             assert_eq!(
                 of(&format!(r#"{{"iat":{from},"exp":{until}}}"#))
-                    .and_then(|claims| claims.renewal()),
+                    .and_then(|claims| claims.renewal_time()),
                 None
             );
         }

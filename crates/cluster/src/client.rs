@@ -1,11 +1,12 @@
-//! Client of the cluster's API: JSON over HTTPS, with a kubeconfig or a service account.
+//! A client of the cluster's API, which speaks JSON over HTTPS with the credentials of a kubeconfig
+//! or a service account.
 //!
-//! Small on purpose: berth needs few objects of a cluster, so they have no types here. Each request
-//! has a connection of its own. Through the berth, a request thus reaches a current instance, and
-//! no idle connection delays an instance's end.
+//! The client is small on purpose: berth needs few kinds of objects, so they have no types here.
+//! Each request has a connection of its own. So a request through a shim reaches an instance that
+//! serves now, and no idle connection delays an instance's end.
 
 use crate::http;
-use crate::kubeconfig::{Access, KubeconfigError, Mistake, Place, Token};
+use crate::kubeconfig::{Access, KubeconfigError, Mistake, ServerUrl, Token};
 use crate::tls::{self, TlsError};
 use http_body_util::Full;
 use hyper::body::Bytes;
@@ -23,43 +24,43 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-/// Default timeout of a request.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Time limit of a request, unless [`Client::with_patience`] sets another.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Size limit of a response's body. etcd stores no object above 1.5 MB.
 const BODY_LIMIT: usize = 4 << 20;
 
-/// Size limit of a text or a page of a list: the metrics of an apiserver in a large cluster have
-/// some 10 MB.
+/// Size limit of a response that is text, or a page of a list. The metrics of an apiserver in a
+/// large cluster have some 10 MB.
 const TEXT_LIMIT: usize = 64 << 20;
 
-/// Longest part of an apiserver's message that berth repeats, in characters.
+/// Length to which berth cuts the message of an apiserver in its own errors, in characters.
 const MESSAGE_LIMIT: usize = 500;
 
-/// Content type of a server-side apply. JSON is YAML.
-const APPLY: &str = "application/apply-patch+yaml";
+/// Content type of a server-side apply. The name says YAML, but JSON is valid YAML.
+const APPLY_CONTENT_TYPE: &str = "application/apply-patch+yaml";
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The credentials cannot be used.
+    /// The kubeconfig or its files cannot be used.
     #[error(transparent)]
     Credentials(#[from] KubeconfigError),
-    /// No response, or no HTTP response.
+    /// The server sent no response, or a response that is not HTTP.
     #[error("{server}: {why}")]
     Unreachable {
-        /// The server, as written in the kubeconfig.
+        /// The server's URL, as written in the kubeconfig.
         server: String,
         why: String,
     },
-    /// The response is an error.
+    /// The server responded with an HTTP status that is an error.
     #[error("{server} answers {status} to {method} {path}: {message}")]
     Status {
-        /// The server, as written in the kubeconfig.
+        /// The server's URL, as written in the kubeconfig.
         server: String,
         status: StatusCode,
         method: Method,
         path: String,
-        /// The message of the apiserver.
+        /// The message in the apiserver's response.
         message: String,
     },
 }
@@ -74,7 +75,7 @@ impl Error {
     }
 }
 
-/// Returns `None` instead of a 404 error.
+/// Turns a response with status 404 into `None`.
 ///
 /// # Errors
 /// Every error except 404.
@@ -88,8 +89,8 @@ pub fn none_if_missing(answer: Result<Value, Error>) -> Result<Option<Value>, Er
 #[derive(Debug, Clone)]
 pub struct Client {
     access: Arc<Access>,
-    place: Place,
-    /// Addresses to dial instead of the server's address, one after the other.
+    place: ServerUrl,
+    /// Addresses that the client dials instead of the server's address, one after the other.
     dial: Vec<SocketAddr>,
     name: ServerName<'static>,
     tls: Arc<ClientConfig>,
@@ -111,7 +112,7 @@ impl<'a> Ask<'a> {
         }
     }
 
-    fn send(method: Method, path: &'a str, object: &'a Value) -> Self {
+    fn with_object(method: Method, path: &'a str, object: &'a Value) -> Self {
         Self {
             method,
             path,
@@ -127,7 +128,7 @@ impl Client {
     /// # Errors
     /// The kubeconfig's mistake, with its path.
     pub fn from_kubeconfig(path: &Path) -> Result<Self, KubeconfigError> {
-        Access::read(path).and_then(|access| Self::new(&access).map_err(|why| why.of(path)))
+        Access::read(path).and_then(|access| Self::new(&access).map_err(|why| why.with_path(path)))
     }
 
     /// Makes a client from a parsed kubeconfig.
@@ -135,9 +136,14 @@ impl Client {
     /// # Errors
     /// The server, a certificate or a key is invalid.
     pub fn new(access: &Access) -> Result<Self, Mistake> {
-        let place = Place::parse(&access.server)?;
+        let place = ServerUrl::parse(&access.server)?;
         let name = access.server_name.as_deref().unwrap_or(&place.host);
-        let wrong = |_| Mistake::new("server", "its host is neither a name nor an address");
+        let wrong = |_| {
+            Mistake::new(
+                "server",
+                "the server's host is neither a name nor an address",
+            )
+        };
         let name = ServerName::try_from(name.to_owned()).map_err(wrong)?;
         if let Some(Token::Text(token)) = &access.token {
             bearer_value(token).map_err(|why| Mistake::new("token", why))?;
@@ -149,32 +155,32 @@ impl Client {
             dial: Vec::new(),
             name,
             tls,
-            patience: PATIENCE,
+            patience: DEFAULT_TIMEOUT,
         })
     }
 
-    /// Sets the timeout of a request.
+    /// Returns the client with another time limit for each request.
     pub fn with_patience(self, patience: Duration) -> Self {
         Self { patience, ..self }
     }
 
-    /// Dials the first of these addresses that completes a TLS handshake, instead of the server:
-    /// with several control-plane nodes the kubeconfig's server may be any node. Certificate and
-    /// credentials remain those of the kubeconfig.
-    pub fn at(self, addresses: impl IntoIterator<Item = SocketAddr>) -> Self {
+    /// Returns a client that dials these addresses instead of the kubeconfig's server, which may be
+    /// any of several control-plane nodes. The first address that completes a TLS handshake is
+    /// used. CA and credentials remain those of the kubeconfig.
+    pub fn with_addresses(self, addresses: impl IntoIterator<Item = SocketAddr>) -> Self {
         Self {
             dial: addresses.into_iter().collect(),
             ..self
         }
     }
 
-    /// Checks server certificates for `name`, and also against the CAs in `ca` (PEM), for instances
-    /// that are dialled past the kubeconfig's server. The server's name may be only in another
-    /// node's certificate, and the server may be a load balancer with another CA.
+    /// Returns a client that expects `name` in the server's certificate, and also trusts the CAs in
+    /// `ca` (PEM). It can dial instances directly: they may lack the name of the kubeconfig's
+    /// server, which may be a load balancer with another CA.
     ///
     /// # Errors
     /// `name` is neither a DNS name nor an address.
-    pub fn trusting(self, name: &str, ca: &[u8]) -> Result<Self, Mistake> {
+    pub fn with_trust(self, name: &str, ca: &[u8]) -> Result<Self, Mistake> {
         let ca = [&self.access.ca, ca].join(&b'\n');
         let access = Access {
             server_name: Some(name.to_owned()),
@@ -188,7 +194,7 @@ impl Client {
         })
     }
 
-    /// Returns the server, as written in the kubeconfig.
+    /// Returns the server's URL, as written in the kubeconfig.
     pub fn server(&self) -> &str {
         &self.access.server
     }
@@ -198,17 +204,17 @@ impl Client {
     /// # Errors
     /// See [`Error`].
     pub async fn get(&self, path: &str) -> Result<Value, Error> {
-        self.ask(Ask::get(path)).await
+        self.request_json(Ask::get(path)).await
     }
 
     /// Reads a response that is not JSON, such as metrics.
     ///
     /// # Errors
     /// See [`Error`].
-    pub async fn text(&self, path: &str) -> Result<String, Error> {
-        let body = self.body(Ask::get(path), TEXT_LIMIT).await?;
+    pub async fn get_text(&self, path: &str) -> Result<String, Error> {
+        let body = self.fetch_body(Ask::get(path), TEXT_LIMIT).await?;
         String::from_utf8(body.into())
-            .map_err(|_| self.unreachable(format!("its response to GET {path} is no UTF-8")))
+            .map_err(|_| self.unreachable_error(format!("the response to GET {path} is no UTF-8")))
     }
 
     /// Replaces an object. An object with a `resourceVersion` is replaced only if the version is
@@ -217,15 +223,17 @@ impl Client {
     /// # Errors
     /// See [`Error`]; 409 if the `resourceVersion` has changed.
     pub async fn put(&self, path: &str, object: &Value) -> Result<Value, Error> {
-        self.ask(Ask::send(Method::PUT, path, object)).await
+        self.request_json(Ask::with_object(Method::PUT, path, object))
+            .await
     }
 
-    /// Creates an object.
+    /// Creates an object. `path` is that of the list to which the object is added.
     ///
     /// # Errors
     /// See [`Error`]; 409 if the object exists.
     pub async fn post(&self, path: &str, object: &Value) -> Result<Value, Error> {
-        self.ask(Ask::send(Method::POST, path, object)).await
+        self.request_json(Ask::with_object(Method::POST, path, object))
+            .await
     }
 
     /// Server-side apply: creates or changes the object, and makes `manager` the owner of its
@@ -234,16 +242,16 @@ impl Client {
     /// # Errors
     /// See [`Error`].
     pub async fn apply(&self, path: &str, manager: &str, object: &Value) -> Result<Value, Error> {
-        self.apply_at(&format!("{path}?fieldManager={manager}&force=true"), object)
+        self.send_apply(&format!("{path}?fieldManager={manager}&force=true"), object)
             .await
     }
 
-    /// Checks that [`Self::apply`] would succeed (dry run): nothing is written.
+    /// Checks by a dry run that [`Self::apply`] would succeed. Nothing is written.
     ///
     /// # Errors
     /// See [`Error`].
     pub async fn try_apply(&self, path: &str, manager: &str, object: &Value) -> Result<(), Error> {
-        self.apply_at(
+        self.send_apply(
             &format!("{path}?fieldManager={manager}&force=true&dryRun=All"),
             object,
         )
@@ -251,21 +259,21 @@ impl Client {
         .map(drop)
     }
 
-    async fn apply_at(&self, path: &str, object: &Value) -> Result<Value, Error> {
-        self.ask(Ask {
+    async fn send_apply(&self, path: &str, object: &Value) -> Result<Value, Error> {
+        self.request_json(Ask {
             method: Method::PATCH,
             path,
-            body: Some((APPLY, object)),
+            body: Some((APPLY_CONTENT_TYPE, object)),
         })
         .await
     }
 
-    /// Deletes an object.
+    /// Deletes the object at a path, whatever its version.
     ///
     /// # Errors
     /// See [`Error`].
     pub async fn delete(&self, path: &str) -> Result<Value, Error> {
-        self.ask(Ask {
+        self.request_json(Ask {
             method: Method::DELETE,
             path,
             body: None,
@@ -273,31 +281,37 @@ impl Client {
         .await
     }
 
-    /// Deletes an object if its uid and resourceVersion are unchanged.
+    /// Deletes an object that the caller has read, if its uid and resourceVersion are still those
+    /// of `object`.
     ///
     /// # Errors
     /// See [`Error`]; 409 if they have changed.
-    pub async fn delete_read(&self, path: &str, object: &Value) -> Result<Value, Error> {
+    pub async fn delete_unchanged(&self, path: &str, object: &Value) -> Result<Value, Error> {
         let meta = &object["metadata"];
         let preconditions = json!({"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]});
         let options =
             json!({"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions});
-        self.ask(Ask::send(Method::DELETE, path, &options)).await
+        self.request_json(Ask::with_object(Method::DELETE, path, &options))
+            .await
     }
 
-    /// True if the apiserver reports that it is ready.
-    pub async fn ready(&self) -> bool {
-        self.body(Ask::get("/readyz"), BODY_LIMIT).await.is_ok()
+    /// True if the server answers `/readyz` with a success.
+    pub async fn is_ready(&self) -> bool {
+        self.fetch_body(Ask::get("/readyz"), BODY_LIMIT)
+            .await
+            .is_ok()
     }
 
-    async fn ask(&self, ask: Ask<'_>) -> Result<Value, Error> {
+    async fn request_json(&self, ask: Ask<'_>) -> Result<Value, Error> {
         let (method, path) = (ask.method.clone(), ask.path);
-        let body = self.body(ask, BODY_LIMIT).await?;
+        let body = self.fetch_body(ask, BODY_LIMIT).await?;
         let json = serde_json::from_slice(&body).ok();
-        json.ok_or_else(|| self.unreachable(format!("its response to {method} {path} is no JSON")))
+        json.ok_or_else(|| {
+            self.unreachable_error(format!("the response to {method} {path} is no JSON"))
+        })
     }
 
-    async fn body(&self, ask: Ask<'_>, limit: usize) -> Result<Bytes, Error> {
+    async fn fetch_body(&self, ask: Ask<'_>, limit: usize) -> Result<Bytes, Error> {
         let (method, path) = (ask.method.clone(), ask.path);
         let answer = timeout(self.patience, self.exchange(ask, limit)).await;
         let answer = answer.unwrap_or_else(|_| {
@@ -306,31 +320,31 @@ impl Client {
                 humantime::format_duration(self.patience)
             ))
         });
-        let (status, body) = answer.map_err(|why| self.unreachable(why))?;
+        let (status, body) = answer.map_err(|why| self.unreachable_error(why))?;
         if status.is_success() {
             Ok(body)
         } else {
-            Err(self.refused(status, method, path, &body))
+            Err(self.refused_error(status, method, path, &body))
         }
     }
 
-    fn unreachable(&self, why: String) -> Error {
+    fn unreachable_error(&self, why: String) -> Error {
         Error::Unreachable {
             server: self.server().to_owned(),
             why,
         }
     }
 
-    /// Makes an error with the apiserver's message: from an object of kind Status, or a line of
-    /// text.
-    fn refused(&self, status: StatusCode, method: Method, path: &str, body: &[u8]) -> Error {
+    /// Makes an error from a response. The error's message is the message of the Status object in
+    /// the body, or else the body as text.
+    fn refused_error(&self, status: StatusCode, method: Method, path: &str, body: &[u8]) -> Error {
         let json = serde_json::from_slice::<Value>(body).ok();
         let message = json
             .as_ref()
             .and_then(|json| json["message"].as_str())
             .map(ToOwned::to_owned);
         let message = message.unwrap_or_else(|| String::from_utf8_lossy(body).into_owned());
-        // The message becomes one line of a log or of a command's output.
+        // The message must fit into one line of a log or of a command's output.
         let message = message
             .split_whitespace()
             .collect::<Vec<_>>()
@@ -348,7 +362,7 @@ impl Client {
     }
 
     async fn exchange(&self, ask: Ask<'_>, limit: usize) -> Result<(StatusCode, Bytes), String> {
-        let request = self.request(ask).await?;
+        let request = self.build_request(ask).await?;
         let answered = http::fetch_response(self.connect().await?, request, limit).await;
         let (status, body) = answered.map_err(|error| format!("no HTTP answer: {error}"))?;
         Ok((
@@ -357,8 +371,8 @@ impl Client {
         ))
     }
 
-    /// Connects to the first address that completes a TLS handshake. Only the last address may use
-    /// up the whole patience.
+    /// Connects to the first address that completes a TLS handshake. Each address but the last gets
+    /// a quarter of the timeout.
     async fn connect(&self) -> Result<TlsStream<TcpStream>, String> {
         let Some((last, first)) = self.dial.split_last() else {
             return self
@@ -390,9 +404,9 @@ impl Client {
         stream.map_err(|error| format!("TLS handshake failed: {error}"))
     }
 
-    async fn request(&self, ask: Ask<'_>) -> Result<Request<Full<Bytes>>, String> {
+    async fn build_request(&self, ask: Ask<'_>) -> Result<Request<Full<Bytes>>, String> {
         let Ask { method, path, body } = ask;
-        let Place { host, port, prefix } = &self.place;
+        let ServerUrl { host, port, prefix } = &self.place;
         let host = if host.contains(':') {
             format!("[{host}]")
         } else {
@@ -420,8 +434,8 @@ impl Client {
             }
             Some(Token::File(path)) => {
                 let failed = |what: String| format!("token file {}: {what}", path.display());
-                // Read on another thread: a disk that etcd keeps busy may take seconds, and a shim
-                // probes on this thread.
+                // Another thread reads the file: a read may take seconds on a disk that etcd keeps
+                // busy, and a shim sends its probes on this thread.
                 let file = path.clone();
                 let read = tokio::task::spawn_blocking(move || fs::read_to_string(file)).await;
                 let token = read.unwrap_or_else(|error| Err(error.into()));
@@ -438,7 +452,7 @@ impl Client {
 
 fn bearer_value(token: &str) -> Result<header::HeaderValue, &'static str> {
     let value = header::HeaderValue::try_from(format!("Bearer {token}"));
-    let mut value = value.map_err(|_| "it has characters that no token has")?;
+    let mut value = value.map_err(|_| "the token has characters that no token may have")?;
     value.set_sensitive(true);
     Ok(value)
 }
@@ -454,6 +468,6 @@ fn tls_config(access: &Access) -> Result<ClientConfig, Mistake> {
             TlsError::Certificate(why) => ("client-certificate", why),
             TlsError::Key(why) => ("client-key", why),
         };
-        Mistake::new(field, &format!("it {why}"))
+        Mistake::new(field, &format!("the value {why}"))
     })
 }

@@ -1,4 +1,5 @@
-//! An HTTP request over an open connection, and the response. The connection is then closed.
+//! Sends an HTTP request over an open connection, and reads the response. The connection is then
+//! closed.
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
@@ -16,7 +17,7 @@ pub type Body = Result<Bytes, Box<dyn Error + Send + Sync>>;
 /// Connects to an address. With `source`, the connection is bound to that source address.
 ///
 /// # Errors
-/// Nothing listens at the address, or the source does not belong to this node.
+/// Nothing listens at the address, or this node does not have the source address.
 pub async fn connect_from(source: Option<IpAddr>, address: SocketAddr) -> io::Result<TcpStream> {
     let Some(source) = source else {
         return TcpStream::connect(address).await;
@@ -33,7 +34,7 @@ pub async fn connect_from(source: Option<IpAddr>, address: SocketAddr) -> io::Re
 /// Sends a request, and reads at most `limit` bytes of the response's body.
 ///
 /// # Errors
-/// No HTTP response.
+/// The server sent no HTTP response.
 pub async fn fetch_response(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     request: Request<Full<Bytes>>,
@@ -41,7 +42,8 @@ pub async fn fetch_response(
 ) -> Result<(StatusCode, Body), hyper::Error> {
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-    // The connection is driven at the same time as the request.
+    // hyper needs both futures to be polled: the connection transfers the bytes of the request and
+    // the response.
     tokio::pin!(connection);
     let answer = async {
         let response = sender.send_request(request).await?;

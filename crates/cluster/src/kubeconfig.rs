@@ -1,6 +1,6 @@
-//! The current context of a kubeconfig: the apiserver's address, and the credentials.
+//! Reads the current context of a kubeconfig: the apiserver's address, and the credentials.
 //!
-//! Made for files like kubeadm's `admin.conf`, with certificates and maybe a token. Programs that
+//! The files are like kubeadm's `admin.conf`, with certificates and maybe a token. Programs that
 //! fetch credentials (`exec`, `auth-provider`) are not run, and a server without a CA is not used.
 
 use crate::yaml::{YamlNode, parse_documents};
@@ -12,21 +12,23 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-/// The path of kubeadm's kubeconfig for an administrator.
-pub const ADMIN: &str = "/etc/kubernetes/admin.conf";
+/// The path of the kubeconfig that kubeadm writes for an administrator.
+pub const ADMIN_PATH: &str = "/etc/kubernetes/admin.conf";
 
-/// Returns the given kubeconfig, or kubeadm's for an administrator if that file exists.
-pub fn given_or_admin(given: Option<&Path>) -> Option<&Path> {
-    given.or_else(|| Some(Path::new(ADMIN)).filter(|path| !is_tested() && path.exists()))
+/// Returns the given kubeconfig. If none is given, returns kubeadm's, if that file exists.
+pub fn choose_kubeconfig(given: Option<&Path>) -> Option<&Path> {
+    given.or_else(|| {
+        Some(Path::new(ADMIN_PATH)).filter(|path| !is_started_by_a_test() && path.exists())
+    })
 }
 
-/// True in a debug build that a test has started: tests must not use the cluster of the machine on
-/// which they run.
-fn is_tested() -> bool {
+/// True if a test started this debug build. Tests must not use the cluster of the machine on which
+/// they run.
+fn is_started_by_a_test() -> bool {
     cfg!(debug_assertions) && std::env::var_os("BERTH_TEST_WITHOUT_ADMIN").is_some()
 }
 
-/// A mistake in a kubeconfig, with the file's path.
+/// An error in a kubeconfig, with the file's path.
 #[derive(Debug, thiserror::Error)]
 #[error("kubeconfig {}: {mistake}", path.display())]
 pub struct KubeconfigError {
@@ -34,7 +36,7 @@ pub struct KubeconfigError {
     mistake: Mistake,
 }
 
-/// A mistake in a field.
+/// An error in a field of a kubeconfig.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {why}")]
 pub struct Mistake {
@@ -50,7 +52,7 @@ impl Mistake {
         }
     }
 
-    pub fn of(self, path: &Path) -> KubeconfigError {
+    pub fn with_path(self, path: &Path) -> KubeconfigError {
         KubeconfigError {
             path: path.to_owned(),
             mistake: self,
@@ -63,11 +65,12 @@ impl Mistake {
 pub struct Access {
     /// An https URL.
     pub server: String,
-    /// The name that the apiserver's certificate must contain. `None` if it is the server's name.
+    /// The name that the apiserver's certificate must contain. `None` if the host in `server` is
+    /// that name.
     pub server_name: Option<String>,
     /// The CAs that verify the apiserver's certificate, in PEM form.
     pub ca: Vec<u8>,
-    /// Certificate and key of the client, in PEM form.
+    /// The client's own certificate and key, in PEM form. `None` if the client has no certificate.
     pub client: Option<(Vec<u8>, Vec<u8>)>,
     pub token: Option<Token>,
 }
@@ -76,8 +79,7 @@ pub struct Access {
 #[derive(Clone, PartialEq, Eq)]
 pub enum Token {
     Text(String),
-    /// The token's file. The file is replaced when the token is renewed, so each request reads the
-    /// file again.
+    /// A file with the token. Renewals replace the file, so each request reads the file again.
     File(PathBuf),
 }
 
@@ -108,7 +110,7 @@ impl Access {
         let read = |path: &Path| -> Result<Vec<u8>, String> {
             let failed = |error: io::Error| {
                 let fix = if error.kind() == io::ErrorKind::PermissionDenied {
-                    ": run this as root"
+                    ": run berth as root"
                 } else {
                     ""
                 };
@@ -117,22 +119,24 @@ impl Access {
             File::open(path).and_then(read_open_small).map_err(failed)
         };
         let text = read(path)
-            .and_then(|bytes| String::from_utf8(bytes).map_err(|_| "it is no text".into()));
-        let text = text.map_err(|why| Mistake::new("file", &why).of(path))?;
+            .and_then(|bytes| String::from_utf8(bytes).map_err(|_| "the file is no text".into()));
+        let text = text.map_err(|why| Mistake::new("file", &why).with_path(path))?;
         let directory = path.parent().unwrap_or(Path::new("")).to_owned();
         let mut access = Self::parse(&text, |file| read(&directory.join(file)))
-            .map_err(|mistake| mistake.of(path))?;
+            .map_err(|mistake| mistake.with_path(path))?;
         if let Some(Token::File(file)) = &mut access.token {
             *file = directory.join(&file);
         }
         Ok(access)
     }
 
-    /// Returns access with the files that the kubelet mounts into a container of a pod with a
-    /// service account. The API is at `server`; the server's certificate must contain `name`.
+    /// Returns access by the token and the CA that the kubelet mounts into the containers of a pod
+    /// with a service account. The API is at `server`; the server's certificate must contain
+    /// `name`.
     ///
     /// # Errors
-    /// The files do not exist: no service account, or no pod.
+    /// The files do not exist, because the pod has no service account, or this process is in no
+    /// pod.
     pub fn in_cluster(server: SocketAddr, name: &str) -> Result<Self, KubeconfigError> {
         Self::service_account(
             Path::new("/var/run/secrets/kubernetes.io/serviceaccount"),
@@ -148,10 +152,12 @@ impl Access {
     ) -> Result<Self, KubeconfigError> {
         let read = |name: &str| {
             let path = directory.join(name);
-            let why = "it cannot be read: in-cluster is for a pod with a service account (not a static pod, which has none)";
+            let why = "the file cannot be read: in-cluster is for a pod with a service account, and a static pod has no service account";
             File::open(&path)
                 .and_then(read_open_small)
-                .map_err(|error| Mistake::new(name, &format!("{why}: {error}")).of(directory))
+                .map_err(|error| {
+                    Mistake::new(name, &format!("{why}: {error}")).with_path(directory)
+                })
         };
         let ca = read("ca.crt")?;
         read("token")?;
@@ -177,17 +183,18 @@ impl Access {
         let root = documents
             .first()
             .ok_or_else(|| Mistake::new("file", "it is empty"))?;
-        let context = root.text_of("current-context");
-        let context =
-            context.ok_or_else(|| Mistake::new("current-context", "it is not set: set it"))?;
+        let context = root.get_text("current-context");
+        let context = context.ok_or_else(|| {
+            Mistake::new("current-context", "the field is not set: set the field")
+        })?;
         let context = find_named(root, "contexts", context, "context")?;
         let of = |key: &str| {
-            let name = context.text_of(key);
-            name.ok_or_else(|| Mistake::new("context", &format!("it names no {key}")))
+            let name = context.get_text(key);
+            name.ok_or_else(|| Mistake::new("context", &format!("the context names no {key}")))
         };
         let cluster = find_named(root, "clusters", of("cluster")?, "cluster")?;
         let user = find_named(root, "users", of("user")?, "user")?;
-        let text = |node: &YamlNode, key: &str| node.text_of(key).map(ToOwned::to_owned);
+        let text = |node: &YamlNode, key: &str| node.get_text(key).map(ToOwned::to_owned);
         let blob = |node: &YamlNode, key: &str| -> Result<Option<Vec<u8>>, Mistake> {
             let data = format!("{key}-data");
             if let Some(encoded) = text(node, &data) {
@@ -195,7 +202,7 @@ impl Access {
                 let decoded = STANDARD.decode(encoded);
                 return decoded
                     .map(Some)
-                    .map_err(|error| Mistake::new(&data, &format!("it is no base64: {error}")));
+                    .map_err(|error| Mistake::new(&data, &format!("not valid base64: {error}")));
             }
             let path = text(node, key);
             path.map(|path| file(Path::new(&path)).map_err(|why| Mistake::new(key, &why)))
@@ -221,11 +228,11 @@ impl Access {
         let ca = ca.ok_or_else(|| {
             Mistake::new(
                 "certificate-authority",
-                "it is missing: without it, berth could not verify the server",
+                "the field is missing, and berth cannot verify the server without a CA certificate: add the field",
             )
         })?;
         let client = blob(user, "client-certificate")?.zip(blob(user, "client-key")?);
-        // The token's file comes first, as in client-go.
+        // If a user has both fields, the token's file wins, as in client-go.
         let token = match (text(user, "tokenFile"), text(user, "token")) {
             (Some(path), _) => {
                 file(Path::new(&path)).map_err(|why| Mistake::new("tokenFile", &why))?;
@@ -237,12 +244,12 @@ impl Access {
         if client.is_none() && token.is_none() {
             return Err(Mistake::new(
                 "user",
-                "it has neither a client-certificate with client-key nor a token",
+                "the user has neither a client-certificate with client-key nor a token: add one of the two",
             ));
         }
         let server = text(cluster, "server")
-            .ok_or_else(|| Mistake::new("server", "the cluster has none"))?;
-        Place::parse(&server)?;
+            .ok_or_else(|| Mistake::new("server", "the field is missing: add the field"))?;
+        ServerUrl::parse(&server)?;
         Ok(Self {
             server,
             server_name: text(cluster, "tls-server-name"),
@@ -253,7 +260,7 @@ impl Access {
     }
 }
 
-/// Returns the item with a name from one of the kubeconfig's lists.
+/// Returns the item with the given name in one of the kubeconfig's lists, for example `clusters`.
 fn find_named<'a>(
     root: &'a YamlNode,
     list: &str,
@@ -262,22 +269,23 @@ fn find_named<'a>(
 ) -> Result<&'a YamlNode, Mistake> {
     let found = root
         .get(list)
-        .and_then(|list| list.named(name))
+        .and_then(|list| list.find_named(name))
         .and_then(|(_, item)| item.get(what));
     found.ok_or_else(|| Mistake::new(list, &format!("there is no {what} named {name:?}")))
 }
 
 /// The parts of a server's URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
-    /// Name or address, without brackets.
+pub struct ServerUrl {
+    /// Host name or IP address, without the brackets of an IPv6 address.
     pub host: String,
     pub port: u16,
-    /// The path before each request's path; without a slash at its end.
+    /// The part of the server's URL after host and port, which goes before each request's path. Has
+    /// no slash at its end.
     pub prefix: String,
 }
 
-impl Place {
+impl ServerUrl {
     /// Parses a URL.
     ///
     /// # Errors
@@ -330,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn data_and_files_are_read() {
+    fn credentials_are_read_from_data_and_from_files() {
         let access = parse_access(ADMIN).unwrap();
         assert_eq!(access.server, "https://10.0.0.5:6443");
         assert_eq!(access.ca, b"CA");
@@ -359,18 +367,18 @@ mod tests {
             error("user: admin", "user: eve").starts_with("users: there is no user named \"eve\"")
         );
         assert!(error("https:", "http:").starts_with("server: \"http://10.0.0.5:6443\" is no URL"));
-        assert!(error("Q0E=", "Q0E").starts_with("certificate-authority-data: it is no base64"));
+        assert!(error("Q0E=", "Q0E").starts_with("certificate-authority-data: not valid base64"));
         assert!(
             error("certificate-authority-data", "insecure")
-                .starts_with("certificate-authority: it is missing")
+                .starts_with("certificate-authority: the field is missing")
         );
         assert!(error("admin.key", "none.key").starts_with("client-key: cannot read none.key"));
-        assert!(error("client-key:", "x:").starts_with("user: it has neither"));
+        assert!(error("client-key:", "x:").starts_with("user: the user has neither"));
         assert!(
             error("client-key:", "exec: {command: aws}\n    x:")
                 .starts_with("exec: berth cannot log in that way")
         );
-        assert!(error("current-context", "x").starts_with("current-context: it is not set"));
+        assert!(error("current-context", "x").starts_with("current-context: the field is not set"));
         assert!(
             parse_access("").is_err()
                 && parse_access("[").is_err()
@@ -383,19 +391,9 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let access =
             || Access::service_account(temp.path(), "10.0.0.5:6443".parse().unwrap(), "kubernetes");
-        assert!(
-            access()
-                .unwrap_err()
-                .to_string()
-                .contains("ca.crt: it cannot be read: in-cluster is for a pod")
-        );
+        assert_eq!(access().unwrap_err().mistake.field, "ca.crt");
         std::fs::write(temp.path().join("ca.crt"), "CA").unwrap();
-        assert!(
-            access()
-                .unwrap_err()
-                .to_string()
-                .contains("token: it cannot be read")
-        );
+        assert_eq!(access().unwrap_err().mistake.field, "token");
         std::fs::write(temp.path().join("token"), "secret").unwrap();
         let access = access().unwrap();
         assert_eq!(
@@ -410,7 +408,7 @@ mod tests {
     #[test]
     fn a_server_is_a_host_a_port_and_a_prefix() {
         let place = |url| {
-            Place::parse(url)
+            ServerUrl::parse(url)
                 .map(|place| (place.host, place.port, place.prefix))
                 .ok()
         };

@@ -1,9 +1,9 @@
-//! Leases: objects of `coordination.k8s.io/v1`, one for each instance, with the instance's node and
-//! version.
+//! Leases of instances. A Lease is an object of `coordination.k8s.io/v1`. Each instance has one,
+//! with the instance's node and version.
 //!
-//! The Leases have a namespace of their own: their names are not known in advance, and a Role for
-//! them in kube-system would cover every leader election there. The lease of a shim is something
-//! else: a file in a node's run directory.
+//! The Leases have a namespace of their own. A Role cannot list their names, which are not known in
+//! advance, so in kube-system the Role would also cover the Lease of every leader election. The
+//! lease of a shim is not a Lease but a file in a node's run directory.
 
 use humantime::{format_rfc3339_micros, parse_rfc3339};
 use serde_json::{Value, json};
@@ -11,29 +11,29 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
-/// The namespace of berth's objects.
+/// The namespace that berth's objects have in the cluster.
 pub const NAMESPACE: &str = "berth-system";
 
-/// API path of the namespace's Leases.
-pub const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/berth-system/leases";
+/// API path of all Leases in berth's namespace.
+pub const ALL_LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/berth-system/leases";
 
-/// API path of the instances' Leases.
-pub const OF_INSTANCES: &str = "/apis/coordination.k8s.io/v1/namespaces/berth-system/leases?labelSelector=app.kubernetes.io/component%3Dinstance";
+/// API path that lists the Leases of instances, and no other Leases of the namespace.
+pub const INSTANCE_LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/berth-system/leases?labelSelector=app.kubernetes.io/component%3Dinstance";
 
-/// Validity of a Lease without a renewal: four renewals, like kube-apiserver's own lease of its
-/// address.
-pub const DURATION: Duration = Duration::from_secs(40);
+/// Time without a renewal after which a Lease is expired: four times [`RENEWAL_INTERVAL`], like
+/// kube-apiserver's own lease of its address.
+pub const LEASE_DURATION: Duration = Duration::from_secs(40);
 
-/// Time between two renewals.
-pub const RENEWAL: Duration = Duration::from_secs(10);
+/// Time between two renewals of a Lease.
+pub const RENEWAL_INTERVAL: Duration = Duration::from_secs(10);
 
-const NODE: &str = "berth/node";
-const INSTANCE: &str = "berth/instance";
-const ADDRESS: &str = "berth/address";
-const VERSION: &str = "berth/version";
-const STATE: &str = "berth/state";
+const NODE_LABEL: &str = "berth/node";
+const INSTANCE_LABEL: &str = "berth/instance";
+const ADDRESS_LABEL: &str = "berth/address";
+const VERSION_LABEL: &str = "berth/version";
+const STATE_LABEL: &str = "berth/state";
 
-/// The content of an instance's Lease.
+/// The content of an instance's Lease object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InstanceLease {
     pub node: String,
@@ -43,15 +43,15 @@ pub struct InstanceLease {
     pub holder: String,
     /// The address that clients dial.
     pub address: SocketAddr,
-    /// The version that the instance reports.
+    /// The version that the instance reports. `None` if it is not known.
     pub version: Option<String>,
-    /// The state of the instance's shim.
+    /// The state of the shim that serves the instance, as text.
     pub state: String,
-    /// Time of the holder's first renewal.
+    /// Time at which the present holder renewed the Lease for the first time.
     pub acquired: SystemTime,
-    /// Time of the holder's last renewal.
+    /// Time at which the present holder renewed the Lease last.
     pub renewed: SystemTime,
-    /// Number of changes of the holder.
+    /// Number of times that the Lease got another holder.
     pub transitions: u32,
 }
 
@@ -60,16 +60,16 @@ impl InstanceLease {
         lease_name(&self.node, &self.instance)
     }
 
-    /// Returns the whole object, ready for an apply.
+    /// Returns the complete Lease object for a server-side apply.
     pub fn object(&self) -> Value {
         let mut annotations = json!({
-            NODE: self.node,
-            INSTANCE: self.instance,
-            ADDRESS: self.address,
-            STATE: self.state,
+            NODE_LABEL: self.node,
+            INSTANCE_LABEL: self.instance,
+            ADDRESS_LABEL: self.address,
+            STATE_LABEL: self.state,
         });
         if let Some(version) = &self.version {
-            annotations[VERSION] = json!(version);
+            annotations[VERSION_LABEL] = json!(version);
         }
         let times = [self.acquired, self.renewed];
         lease_object(
@@ -81,18 +81,18 @@ impl InstanceLease {
         )
     }
 
-    /// Parses an object. `None` if the object is not the Lease of an instance.
+    /// Parses a Lease object. Returns `None` if it is not the Lease of an instance.
     pub fn parse(object: &Value) -> Option<Self> {
         let (annotations, spec) = (&object["metadata"]["annotations"], &object["spec"]);
         let text = |value: &Value| value.as_str().map(ToOwned::to_owned);
         let time = |value: &Value| parse_rfc3339(value.as_str()?).ok();
         Some(Self {
-            node: text(&annotations[NODE])?,
-            instance: text(&annotations[INSTANCE])?,
+            node: text(&annotations[NODE_LABEL])?,
+            instance: text(&annotations[INSTANCE_LABEL])?,
             holder: text(&spec["holderIdentity"])?,
-            address: annotations[ADDRESS].as_str()?.parse().ok()?,
-            version: text(&annotations[VERSION]),
-            state: text(&annotations[STATE]).unwrap_or_default(),
+            address: annotations[ADDRESS_LABEL].as_str()?.parse().ok()?,
+            version: text(&annotations[VERSION_LABEL]),
+            state: text(&annotations[STATE_LABEL]).unwrap_or_default(),
             acquired: time(&spec["acquireTime"])?,
             renewed: time(&spec["renewTime"])?,
             transitions: spec["leaseTransitions"].as_u64()?.try_into().ok()?,
@@ -100,7 +100,8 @@ impl InstanceLease {
     }
 }
 
-/// Returns a Lease of berth with this namespace, name and component, held for [`DURATION`].
+/// Returns a Lease object of berth with this namespace, name and component. The Lease is valid for
+/// [`LEASE_DURATION`] after each renewal.
 pub fn lease_object(
     [namespace, name, component]: [&str; 3],
     annotations: &Value,
@@ -119,7 +120,7 @@ pub fn lease_object(
         },
         "spec": {
             "holderIdentity": holder,
-            "leaseDurationSeconds": DURATION.as_secs(),
+            "leaseDurationSeconds": LEASE_DURATION.as_secs(),
             "acquireTime": format_rfc3339_micros(acquired).to_string(),
             "renewTime": format_rfc3339_micros(renewed).to_string(),
             "leaseTransitions": transitions,
@@ -134,10 +135,10 @@ pub fn lease_name(node: &str, instance: &str) -> String {
 }
 
 pub fn lease_path(name: &str) -> String {
-    format!("{LEASES}/{name}")
+    format!("{ALL_LEASES}/{name}")
 }
 
-/// True if a text can be an object's name, or a part of one: a DNS subdomain.
+/// True if a text can be an object's name, or a part of one: it must be a DNS subdomain.
 pub fn is_object_name(text: &str) -> bool {
     let inside = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     let is_label = |label: &str| {
@@ -146,9 +147,9 @@ pub fn is_object_name(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_label)
 }
 
-/// Decides which Leases have expired, by the time since a Lease was last *seen* to change. Clocks
-/// of nodes are not compared. Time counts only between two successful reads, because after an
-/// outage of etcd every Lease looks expired.
+/// Decides which Leases have expired, by the time since this process last *saw* a Lease change.
+/// Clocks of nodes are not compared. Only time between two successful reads counts. Otherwise every
+/// Lease would look expired after an outage of etcd, in which no Lease can be renewed.
 #[derive(Debug, Default)]
 pub struct Expiry {
     seen: BTreeMap<String, ObservedLease>,
@@ -162,10 +163,11 @@ struct ObservedLease {
 }
 
 impl Expiry {
-    /// Takes a list of Leases. The list must be read from etcd, not from an apiserver's cache, and
-    /// `now` must come from a monotonic clock of this process. Time between two reads counts only
-    /// up to `gap`: a longer pause counts as zero.
-    pub fn read<'a>(
+    /// Takes a list of Leases that this process has read, and notes which ones are unchanged. The
+    /// list must be read from etcd, not from an apiserver's cache, and `now` must come from a
+    /// monotonic clock of this process. Time between two reads counts only up to `gap`: a longer
+    /// pause counts as zero.
+    pub fn record_list<'a>(
         &mut self,
         now: Duration,
         gap: Duration,
@@ -198,16 +200,17 @@ impl Expiry {
         self.seen = seen;
     }
 
-    /// Notes that a read failed: time until the next successful read does not count.
+    /// Notes that a read failed. The time until the next successful read does not count for any
+    /// Lease.
     pub fn record_failure(&mut self) {
         self.last = None;
     }
 
-    /// True if a Lease was seen unchanged for longer than its validity.
+    /// True if this process has seen the Lease unchanged for longer than [`LEASE_DURATION`].
     pub fn is_expired(&self, name: &str) -> bool {
         self.seen
             .get(name)
-            .is_some_and(|seen| seen.unchanged > DURATION)
+            .is_some_and(|seen| seen.unchanged > LEASE_DURATION)
     }
 }
 
@@ -260,7 +263,7 @@ mod tests {
         }
     }
 
-    fn at(version: u32) -> Value {
+    fn lease_at_version(version: u32) -> Value {
         json!({"metadata": {"name": "a", "resourceVersion": version.to_string()}})
     }
 
@@ -268,18 +271,18 @@ mod tests {
     fn an_unchanged_lease_expires_and_a_renewed_lease_does_not() {
         let mut expiry = Expiry::default();
         for second in (0..=40).step_by(10) {
-            expiry.read(Duration::from_secs(second), GAP, [&at(1)]);
+            expiry.record_list(Duration::from_secs(second), GAP, [&lease_at_version(1)]);
             assert!(!expiry.is_expired("a"), "{second}");
         }
-        expiry.read(Duration::from_secs(50), GAP, [&at(1)]);
+        expiry.record_list(Duration::from_secs(50), GAP, [&lease_at_version(1)]);
         assert!(expiry.is_expired("a") && !expiry.is_expired("b"));
-        expiry.read(Duration::from_secs(60), GAP, [&at(2)]);
+        expiry.record_list(Duration::from_secs(60), GAP, [&lease_at_version(2)]);
         assert!(!expiry.is_expired("a"));
     }
 
     proptest! {
-        /// A Lease that changes at least every 40 s of successful reads never expires, whatever the
-        /// outages: the process stopped, the apiserver did not answer, or answered with an error.
+        /// Tries random histories of reads, failures and stops of this process. A Lease that
+        /// changes within 40 s of successful reads must never expire.
         #[test]
         fn a_lease_that_is_renewed_never_expires(steps in prop::collection::vec((0u64..60, any::<bool>()), 0..60)) {
             let (mut expiry, mut now, mut version, mut counted) = (Expiry::default(), 0, 0, 0);
@@ -296,7 +299,7 @@ mod tests {
                 if counted > 40 {
                     (version, counted) = (version + 1, 0);
                 }
-                expiry.read(Duration::from_secs(now), GAP, [&at(version)]);
+                expiry.record_list(Duration::from_secs(now), GAP, [&lease_at_version(version)]);
                 prop_assert!(!expiry.is_expired("a"));
             }
         }

@@ -1,4 +1,4 @@
-//! The cluster's API: kubeconfig, client, and the objects that berth reads and writes.
+//! Access to the cluster's API: kubeconfigs, a client, and the objects that berth reads and writes.
 
 #![forbid(unsafe_code)]
 

@@ -1,34 +1,34 @@
 //! The Service `kubernetes` and its EndpointSlices.
 //!
-//! kube-proxy joins every slice with a Service's label. kube-apiserver writes the slice named
-//! `kubernetes`, from the addresses that its instances renew; the instances of a node share an
-//! address. berth writes its own slices, one per node and address family, and never the slice
-//! `kubernetes`.
+//! kube-proxy merges all slices that have a Service's label. kube-apiserver writes the slice named
+//! `kubernetes`, from the addresses that its instances renew. The instances of a node share one
+//! address in this slice. berth writes its own slices, one per node and address family, and never
+//! the slice `kubernetes`.
 
 use serde_json::{Value, json};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-pub const SERVICE: &str = "/api/v1/namespaces/default/services/kubernetes";
+pub const SERVICE_PATH: &str = "/api/v1/namespaces/default/services/kubernetes";
 
-/// API path of the slices in the namespace `default`.
-pub const SLICES: &str = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices";
+/// API path of all EndpointSlices in the namespace `default`.
+pub const SLICES_PATH: &str = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices";
 
-/// API path of the slice that kube-apiserver writes.
-pub const RECONCILED: &str =
+/// API path of the EndpointSlice that kube-apiserver writes.
+pub const RECONCILED_SLICE: &str =
     "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes";
 
-/// Time between two reads of the slice: equal to the renewal period of Kubernetes' leader
-/// elections.
-pub const LOOK: Duration = Duration::from_secs(2);
+/// Time between two reads of kube-apiserver's slice. Kubernetes' leader elections renew their
+/// leases in the same rhythm.
+pub const READ_INTERVAL: Duration = Duration::from_secs(2);
 
-/// API path of the Service's slices.
-pub const OF_SERVICE: &str = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?labelSelector=kubernetes.io/service-name%3Dkubernetes";
+/// API path that lists all slices of the Service `kubernetes`.
+pub const SERVICE_SLICES: &str = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?labelSelector=kubernetes.io/service-name%3Dkubernetes";
 
-/// berth's name as the field manager of objects, and as the manager of slices.
-pub const MANAGER: &str = "berth";
+/// berth's name in the cluster: the field manager of its objects, and the manager of its slices.
+pub const FIELD_MANAGER: &str = "berth";
 
-/// An IP family, as written in an EndpointSlice and a Service.
+/// An IP family, IPv4 or IPv6.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
     V4,
@@ -38,11 +38,12 @@ pub enum Family {
 impl Family {
     pub const ALL: [Self; 2] = [Self::V4, Self::V6];
 
-    pub fn of(ip: IpAddr) -> Self {
+    pub fn of_address(ip: IpAddr) -> Self {
         if ip.is_ipv4() { Self::V4 } else { Self::V6 }
     }
 
-    /// Returns the family as in an EndpointSlice's `addressType` and a Service's `ipFamilies`.
+    /// Returns the family's name in the field `addressType` of an EndpointSlice and in `ipFamilies`
+    /// of a Service.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::V4 => "IPv4",
@@ -51,7 +52,7 @@ impl Family {
     }
 }
 
-/// The fields of the Service that berth's slices copy.
+/// The fields of the Service `kubernetes` that berth copies into its slices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Service {
     pub families: Vec<Family>,
@@ -60,7 +61,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// Parses the object. A missing field gets kube-apiserver's default.
+    /// Parses the Service object. A missing field gets kube-apiserver's default.
     pub fn parse(object: &Value) -> Self {
         let families = object["spec"]["ipFamilies"]
             .as_array()
@@ -86,17 +87,17 @@ impl Service {
     }
 }
 
-/// Returns the name of a node's own slice.
+/// Returns the name of berth's own slice for a node and an address family.
 pub fn slice_name(node: &str, family: Family) -> String {
     format!("berth-{node}-{}", family.as_str().to_ascii_lowercase())
 }
 
 pub fn slice_path(name: &str) -> String {
-    format!("{SLICES}/{name}")
+    format!("{SLICES_PATH}/{name}")
 }
 
 pub fn build_slice(node: &str, address: SocketAddr, port_name: &str) -> Value {
-    let family = Family::of(address.ip());
+    let family = Family::of_address(address.ip());
     json!({
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
@@ -105,7 +106,7 @@ pub fn build_slice(node: &str, address: SocketAddr, port_name: &str) -> Value {
             "namespace": "default",
             "labels": {
                 "kubernetes.io/service-name": "kubernetes",
-                "endpointslice.kubernetes.io/managed-by": MANAGER,
+                "endpointslice.kubernetes.io/managed-by": FIELD_MANAGER,
             },
         },
         "addressType": family.as_str(),
@@ -114,7 +115,7 @@ pub fn build_slice(node: &str, address: SocketAddr, port_name: &str) -> Value {
     })
 }
 
-/// Returns the addresses in a slice, except addresses that are marked unready.
+/// Returns the addresses in a slice, without those that are marked unready.
 pub fn slice_addresses(slice: &Value) -> impl Iterator<Item = IpAddr> + '_ {
     let endpoints = slice["endpoints"].as_array().into_iter().flatten();
     let ready = endpoints.filter(|endpoint| endpoint["conditions"]["ready"] != false);

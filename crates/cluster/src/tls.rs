@@ -1,4 +1,4 @@
-//! TLS of clients. Every part of berth that opens a TLS connection gets its configuration here.
+//! TLS for clients. Each part of berth that opens a TLS connection gets its configuration here.
 
 mod p521;
 
@@ -18,10 +18,10 @@ use rustls::{RootCertStore, SignatureScheme};
 use std::ops::RangeInclusive;
 use std::sync::{Arc, LazyLock};
 
-/// The cryptography of every connection.
+/// The cryptographic algorithms that every connection uses.
 static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| Arc::new(p521::build_provider()));
 
-/// A file that cannot be used for TLS, and the reason: `holds no certificate in PEM form`.
+/// The reason why a file cannot be used for TLS, for example `holds no certificate in PEM form`.
 #[derive(Debug)]
 pub enum TlsError {
     Ca(String),
@@ -29,7 +29,7 @@ pub enum TlsError {
     Key(String),
 }
 
-/// The certificates that verify a server's certificate.
+/// CAs and server certificates that are trusted when a server's certificate is verified.
 #[derive(Debug)]
 pub struct Trust {
     anchors: RootCertStore,
@@ -53,7 +53,7 @@ impl Trust {
     pub fn from_pem(pem: &[u8]) -> Result<Self, TlsError> {
         let trust = Self::new(parse_certificates(pem));
         if trust.anchors.is_empty() {
-            Err(TlsError::Ca(NONE.to_owned()))
+            Err(TlsError::Ca(NO_CERTIFICATE.to_owned()))
         } else {
             Ok(trust)
         }
@@ -62,8 +62,9 @@ impl Trust {
     /// Checks the certificate of a server. In `chain`, the certificates of the issuers follow the
     /// server's certificate.
     ///
-    /// A certificate that is itself in the file needs no issuer, and may be a CA's certificate.
-    /// Go's `crypto/x509`, used by most clients of kube-apiserver, treats such a certificate alike.
+    /// A server's certificate that is itself among the trusted certificates needs no issuer, and
+    /// may be a CA's certificate. Go's `crypto/x509`, used by most clients of kube-apiserver,
+    /// accepts such a certificate too.
     ///
     /// # Errors
     /// The server cannot be trusted.
@@ -81,7 +82,7 @@ impl Trust {
         let known = algorithms
             .iter()
             .any(|algorithm| is(algorithm.public_key_alg_id()));
-        if !known || is(alg_id::RSA_ENCRYPTION) && !RSA_KEYS.contains(&key.len()) {
+        if !known || is(alg_id::RSA_ENCRYPTION) && !RSA_KEY_BYTES.contains(&key.len()) {
             return Err(PeerIncompatible::NoSignatureSchemesInCommon.into());
         }
         match verify_server_cert_signed_by_trust_anchor(
@@ -91,7 +92,7 @@ impl Trust {
             now,
             algorithms,
         ) {
-            // The period of validity was checked before these errors.
+            // If the certificate has expired, webpki returns that error and none of these.
             Err(Error::InvalidCertificate(
                 CertificateError::UnknownIssuer
                 | CertificateError::BadSignature
@@ -105,12 +106,12 @@ impl Trust {
     }
 }
 
-const NONE: &str = "holds no certificate in PEM form";
+const NO_CERTIFICATE: &str = "holds no certificate in PEM form";
 
-/// Length of an RSA public key with 2048 to 8192 bits, in bytes of DER.
-const RSA_KEYS: RangeInclusive<usize> = 290..=1070;
+/// Length of the DER form of an RSA public key with 2048 to 8192 bits, in bytes.
+const RSA_KEY_BYTES: RangeInclusive<usize> = 290..=1070;
 
-/// Describes a TLS error in words: rustls prints algorithms as lists of bytes.
+/// Describes a TLS error in words, because rustls prints algorithms as lists of bytes.
 pub fn describe_error(error: &Error) -> String {
     match error {
         Error::InvalidCertificate(
@@ -121,20 +122,20 @@ pub fn describe_error(error: &Error) -> String {
         Error::PeerIncompatible(PeerIncompatible::NoSignatureSchemesInCommon)
         | Error::AlertReceived(AlertDescription::HandshakeFailure) => {
             format!(
-                "{error}: its key must be of RSA with 2048 to 8192 bits, P-256, P-384, P-521 or Ed25519"
+                "{error}: the certificate's key must be of RSA with 2048 to 8192 bits, P-256, P-384, P-521 or Ed25519"
             )
         }
         _ => error.to_string(),
     }
 }
 
-/// Returns the certificates in a PEM file.
+/// Returns the certificates in the text of a PEM file. Empty if there are none.
 pub fn parse_certificates(pem: &[u8]) -> Vec<CertificateDer<'static>> {
     CertificateDer::pem_slice_iter(pem).flatten().collect()
 }
 
-/// Makes a configuration from PEM files: the CAs that verify the server's certificate (without CAs,
-/// the certificate is not verified), and the client's own certificate and key.
+/// Makes a configuration from the texts of PEM files: the CAs that verify the server's certificate,
+/// and the client's own certificate and key. Without CAs, the server's certificate is not verified.
 pub fn from_pem(
     ca: Option<&[u8]>,
     client: Option<(&[u8], &[u8])>,
@@ -143,7 +144,7 @@ pub fn from_pem(
     let client = client.map(|(certificate, key)| {
         let chain = parse_certificates(certificate);
         if chain.is_empty() {
-            return Err(TlsError::Certificate(NONE.to_owned()));
+            return Err(TlsError::Certificate(NO_CERTIFICATE.to_owned()));
         }
         let key = PrivateKeyDer::from_pem_slice(key);
         Ok((
@@ -155,7 +156,7 @@ pub fn from_pem(
         TlsError::Key(match error {
             Error::InconsistentKeys(_) => "is not the key of the certificate".to_owned(),
             _ => format!(
-                "cannot be used ({error}): make one of RSA with 2048 to 4096 bits, P-256, P-384, P-521 or Ed25519"
+                "cannot be used ({error}): make a key of RSA with 2048 to 4096 bits, P-256, P-384, P-521 or Ed25519"
             ),
         })
     })
@@ -180,9 +181,9 @@ pub fn build_config(
     }
 }
 
-/// Verifies servers. `None` accepts any server, like Go's `InsecureSkipVerify`. The handshake's
-/// signature is then not verified either: a signature by an unverified key proves nothing, and
-/// verifying would need a key of a known kind.
+/// Verifies servers. With `None`, any server is accepted, as with Go's `InsecureSkipVerify`. The
+/// handshake's signature is then not verified either: a signature by an unverified key proves
+/// nothing, and verifying would need a key of a known kind.
 #[derive(Debug)]
 struct Verifier(Option<Trust>);
 

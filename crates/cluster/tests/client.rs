@@ -1,8 +1,8 @@
-//! The client against a small HTTPS server.
+//! Tests the client against a small HTTPS server.
 
 use berth_cluster::kubeconfig::Token;
-use berth_cluster::{Access, Client};
-use berth_testing::{create_ca, format_answer, read_slowly, serve_with, start_server};
+use berth_cluster::{Access, Client, Error};
+use berth_testing::{create_ca, delay_file_read, format_answer, serve_with, start_server};
 use hyper::StatusCode;
 use serde_json::json;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ fn closed_address() -> SocketAddr {
 }
 
 #[tokio::test]
-async fn asks_with_certificate_token_and_prefix() {
+async fn a_request_has_the_certificate_the_token_and_the_prefix() {
     let mut server = start_server(format_answer("200 OK", r#"{"kind":"Endpoints"}"#)).await;
     let client = Client::new(&server.access).unwrap();
     assert_eq!(
@@ -40,13 +40,14 @@ async fn asks_with_certificate_token_and_prefix() {
     );
 }
 
-/// With several control-plane nodes, the server of a kubeconfig may be any node.
+/// With several control-plane nodes, a kubeconfig's server may be any of the nodes. The client must
+/// reach the given address.
 #[tokio::test]
 async fn another_address_is_dialled_with_the_same_credentials() {
     let mut server = start_server(format_answer("200 OK", "ok")).await;
     let client = Client::new(&server.access).unwrap();
-    assert!(client.ready().await);
-    assert!(!client.at([closed_address()]).ready().await);
+    assert!(client.is_ready().await);
+    assert!(!client.with_addresses([closed_address()]).is_ready().await);
     let address = server
         .access
         .server
@@ -60,13 +61,20 @@ async fn another_address_is_dialled_with_the_same_credentials() {
         server: "https://127.0.0.1:1".into(),
         ..server.access.clone()
     };
-    assert!(Client::new(&elsewhere).unwrap().at([address]).ready().await);
-    // The first reachable address is used: an instance may be gone while the berth is not.
     assert!(
         Client::new(&elsewhere)
             .unwrap()
-            .at([closed_address(), address])
-            .ready()
+            .with_addresses([address])
+            .is_ready()
+            .await
+    );
+    // The client uses the first address that can be reached: an instance may be gone while the
+    // berth is not.
+    assert!(
+        Client::new(&elsewhere)
+            .unwrap()
+            .with_addresses([closed_address(), address])
+            .is_ready()
             .await
     );
     let mut last = server.asked.recv().await.unwrap();
@@ -83,7 +91,7 @@ async fn another_address_is_dialled_with_the_same_credentials() {
 }
 
 #[tokio::test]
-async fn texts_are_read_unchanged() {
+async fn a_response_that_is_no_json_is_read_unchanged() {
     let texts = |request: &str| match request.split(' ').nth(1).unwrap_or_default() {
         "/k/metrics" => format_answer("200 OK", "up 1\n"),
         "/k/readyz" => format_answer("200 OK", "ok"),
@@ -91,21 +99,21 @@ async fn texts_are_read_unchanged() {
     };
     let server = serve_with(texts).await;
     let client = Client::new(&server.access).unwrap();
-    assert_eq!(client.text("/metrics").await.unwrap(), "up 1\n");
+    assert_eq!(client.get_text("/metrics").await.unwrap(), "up 1\n");
     assert_eq!(
-        client.text("/gone").await.unwrap_err().status(),
+        client.get_text("/gone").await.unwrap_err().status(),
         Some(StatusCode::GONE)
     );
     assert!(
         !client
             .clone()
-            .trusting("kubernetes", &[])
+            .with_trust("kubernetes", &[])
             .unwrap()
-            .ready()
+            .is_ready()
             .await
-            && client.trusting("a b", &[]).is_err()
+            && client.with_trust("a b", &[]).is_err()
     );
-    // The kubeconfig's server is a load balancer with its own certificate.
+    // Here the kubeconfig's server is a load balancer, which has its own certificate.
     let balanced = Access {
         ca: create_ca().pem().into(),
         server_name: Some("lb".into()),
@@ -113,11 +121,11 @@ async fn texts_are_read_unchanged() {
     };
     let client = Client::new(&balanced).unwrap();
     assert!(
-        !client.ready().await
+        !client.is_ready().await
             && client
-                .trusting("127.0.0.1", &server.access.ca)
+                .with_trust("127.0.0.1", &server.access.ca)
                 .unwrap()
-                .ready()
+                .is_ready()
                 .await
     );
 }
@@ -144,8 +152,13 @@ async fn a_refusal_contains_the_apiservers_message() {
 }
 
 #[tokio::test]
-async fn a_silent_untrusted_or_absent_server_is_explained() {
-    let server = start_server(String::new()).await;
+async fn an_untrusted_silent_or_absent_server_is_explained() {
+    let mut server = start_server(String::new()).await;
+    let mut access = server.access.clone();
+    access.server_name = Some("other".into());
+    let error = Client::new(&access).unwrap().get("/").await.unwrap_err();
+    assert!(matches!(error, Error::Unreachable { .. }), "{error}");
+    assert!(server.asked.try_recv().is_err(), "it gets no request");
     let client = Client::new(&server.access)
         .unwrap()
         .with_patience(Duration::from_millis(50));
@@ -157,28 +170,11 @@ async fn a_silent_untrusted_or_absent_server_is_explained() {
             .to_string()
             .ends_with("no answer in 50ms")
     );
-    let mut access = server.access.clone();
-    access.server_name = Some("other".into());
-    let error = Client::new(&access)
-        .unwrap()
-        .get("/")
-        .await
-        .unwrap_err()
-        .to_string();
-    assert!(
-        error.contains("TLS handshake failed") && error.contains("other"),
-        "{error}"
-    );
     access.server = "https://127.0.0.1:1".into();
-    assert!(
-        Client::new(&access)
-            .unwrap()
-            .get("/")
-            .await
-            .unwrap_err()
-            .to_string()
-            .contains("cannot connect")
-    );
+    assert!(matches!(
+        Client::new(&access).unwrap().get("/").await,
+        Err(Error::Unreachable { .. })
+    ));
     access.ca = b"none".to_vec();
     assert!(
         Client::new(&access)
@@ -188,7 +184,7 @@ async fn a_silent_untrusted_or_absent_server_is_explained() {
     );
 }
 
-/// A renewal writes the token's file anew.
+/// A renewal replaces the token's file, and the client must send the new token.
 #[tokio::test]
 async fn a_tokens_file_is_read_for_each_request() {
     let mut server = start_server(format_answer("200 OK", "{}")).await;
@@ -199,14 +195,7 @@ async fn a_tokens_file_is_read_for_each_request() {
         ..server.access.clone()
     })
     .unwrap();
-    assert!(
-        client
-            .get("/")
-            .await
-            .unwrap_err()
-            .to_string()
-            .contains("token: cannot be read")
-    );
+    assert!(client.get("/").await.is_err());
     for token in ["one", "two"] {
         std::fs::write(&file, format!("{token}\n")).unwrap();
         client.get("/").await.unwrap();
@@ -236,7 +225,7 @@ async fn apply_and_delete_send_their_conditions() {
         "{request}"
     );
     client
-        .delete_read(
+        .delete_unchanged(
             "/api/v1/x",
             &json!({"metadata": {"uid": "u", "resourceVersion": "7"}}),
         )
@@ -249,7 +238,7 @@ async fn apply_and_delete_send_their_conditions() {
     );
 }
 
-/// A shim probes on the thread that sends the request.
+/// The request is sent on the thread that also probes, so it must not block that thread.
 #[tokio::test]
 async fn a_token_is_read_on_another_thread() {
     let mut server = start_server(format_answer("200 OK", "{}")).await;
@@ -263,7 +252,7 @@ async fn a_token_is_read_on_another_thread() {
     let client = Client::new(&access)
         .unwrap()
         .with_patience(Duration::from_secs(60));
-    let (answer, others_ran) = read_slowly(&path, "n3w", client.get("/x")).await;
+    let (answer, others_ran) = delay_file_read(&path, "n3w", client.get("/x")).await;
     assert!(others_ran && answer.is_ok(), "{answer:?}");
     let (request, _) = server.asked.recv().await.unwrap();
     assert!(

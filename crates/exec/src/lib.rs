@@ -2,7 +2,7 @@
 //! kube-apiserver.
 //!
 //! `berth exec` uses this crate to start an instance, doctor to check one, and the rehearsal to
-//! draw addresses. A shim needs nothing of this crate: it reads the record of an instance
+//! draw addresses. A shim does not use this crate: it reads the record of an instance
 //! ([`berth_node::registry::instance`]).
 
 #![forbid(unsafe_code)]

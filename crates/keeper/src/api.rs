@@ -1,8 +1,8 @@
-//! Requests to the cluster's API. Each request is counted. Each failure is logged once when it
-//! begins, and once when it has ended. A failure that affects every request is logged for the first
-//! request only.
+//! Sends a shim's requests to the cluster's API, and counts them. Each failure is logged once when
+//! it begins, and once when it has ended. A failure that affects every request is logged for the
+//! first request only.
 
-use crate::{Count, Credentials, Facts};
+use crate::{CountRequest, Credentials, Facts};
 use berth_cluster::kubeconfig::Mistake;
 use berth_cluster::{Client, Error};
 use berth_node::ipc::wire::ClusterStatus;
@@ -19,33 +19,33 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// Timeout of a request.
-const TIMEOUT: Duration = Duration::from_secs(5);
+/// Time limit of a request to the cluster's API.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Time after which a failure that did not recur counts as over, because the request is not needed
-/// any more. Longer than the time between two checks of the token.
-const FORGOTTEN: Duration = Duration::from_secs(900);
+/// Time after which a failure counts as over if it has not recurred, because the shim does not make
+/// the request any more. The time is longer than the time between two checks of the token.
+const FAILURE_LIFETIME: Duration = Duration::from_secs(900);
 
-/// The cluster's API, as a shim reaches it.
+/// The shim's access to the cluster's API.
 pub(crate) struct Api {
     credentials: Credentials,
-    /// Reads the credentials' files on another thread: a disk that etcd keeps busy may take
-    /// seconds, and the probing thread cannot wait so long.
+    /// Reads the files of the credentials on another thread. A disk that etcd keeps busy may take
+    /// seconds, and this thread also sends probes.
     files: OffThread,
-    /// The address that clients dial. A sibling may listen there.
+    /// The address that clients dial. This shim or a sibling listens there.
     berth: SocketAddr,
-    /// The Service's addresses on other nodes, from the last read.
+    /// The addresses of other nodes in the Service, as read last.
     others: Mutex<Vec<SocketAddr>>,
     problems: Mutex<BTreeMap<String, Problem>>,
     facts: watch::Receiver<Facts>,
     status: watch::Sender<Option<ClusterStatus>>,
-    count: Count,
+    count: CountRequest,
 }
 
-/// Why a kind of request to the API fails, until one of that kind succeeds.
+/// The reason why requests of one kind fail. The entry stays until a request of that kind succeeds.
 #[derive(Debug)]
 struct Problem {
-    /// The result, as in the metric's label.
+    /// The kind of failure, which is also the value of the metric's label `result`.
     result: &'static str,
     why: String,
     last: Instant,
@@ -65,7 +65,7 @@ impl Api {
         berth: SocketAddr,
         facts: watch::Receiver<Facts>,
         status: watch::Sender<Option<ClusterStatus>>,
-        count: Count,
+        count: CountRequest,
     ) -> Self {
         let (files, others, problems) = (
             OffThread::new("the credentials' files"),
@@ -91,11 +91,13 @@ impl Api {
     /// The credentials cannot be used.
     pub(crate) async fn client(&self) -> Result<Client, Error> {
         let credentials = self.credentials.clone();
-        let read = self.with_files(move || credentials.read()).await;
+        let read = self
+            .run_file_access(move || credentials.read_client())
+            .await;
         let read = read.map_err(|error| {
-            Mistake::new("file", &error.to_string()).of(self.credentials.path())
+            Mistake::new("file", &error.to_string()).with_path(self.credentials.display_path())
         })?;
-        let client = read?.with_patience(TIMEOUT);
+        let client = read?.with_patience(REQUEST_TIMEOUT);
         let own = self
             .facts
             .borrow()
@@ -103,19 +105,20 @@ impl Api {
             .iter()
             .find(|own| own.ready)
             .map(|own| own.address);
-        Ok(client.at(own
-            .into_iter()
-            .chain([self.berth])
-            .chain(lock(&self.others).iter().copied())))
+        Ok(client.with_addresses(
+            own.into_iter()
+                .chain([self.berth])
+                .chain(lock(&self.others).iter().copied()),
+        ))
     }
 
-    pub(crate) fn set_others(&self, others: Vec<SocketAddr>) {
+    pub(crate) fn set_other_addresses(&self, others: Vec<SocketAddr>) {
         *lock(&self.others) = others;
     }
 
-    /// Makes a request and returns the response, or `None` after a failure. `request` is a label,
-    /// `object` the object's name.
-    pub(crate) async fn ask<T>(
+    /// Makes a request and returns the response, or `None` after a failure. `request` is the kind
+    /// of request, for the metric; `object` is the object's name.
+    pub(crate) async fn make_request<T>(
         &self,
         request: &'static str,
         object: &str,
@@ -125,17 +128,22 @@ impl Api {
             Ok(client) => ask(client).await,
             Err(error) => Err(error),
         };
-        self.record(request, object, answer.as_ref().err());
+        self.record_result(request, object, answer.as_ref().err());
         answer.ok()
     }
 
-    pub(crate) fn record(&self, request: &'static str, object: &str, failure: Option<&Error>) {
+    pub(crate) fn record_result(
+        &self,
+        request: &'static str,
+        object: &str,
+        failure: Option<&Error>,
+    ) {
         let result = result_label(failure);
         (self.count)(request, result);
         let key = format!("{request} {object}");
         let now = Instant::now();
         let mut problems = lock(&self.problems);
-        problems.retain(|_, problem| now.duration_since(problem.last) < FORGOTTEN);
+        problems.retain(|_, problem| now.duration_since(problem.last) < FAILURE_LIFETIME);
         match failure {
             None => {
                 if problems
@@ -150,10 +158,10 @@ impl Api {
                 }
             }
             Some(error) => {
-                let why = format!("{error}{}", help_for(result));
+                let why = format!("{error}{}", suggest_fix(result));
                 let logged = is_logged(&problems, result);
-                // Compared by the result only: text that changes with each attempt (a port, a time)
-                // is not a new failure.
+                // Two failures with the same `result` are the same problem. Their texts may differ
+                // by a port or a time.
                 let problem = Problem {
                     result,
                     why: why.clone(),
@@ -168,24 +176,24 @@ impl Api {
                 }
             }
         }
-        self.publish(&problems);
+        self.publish_problems(&problems);
     }
 
-    /// Forgets the failure of a request that is not needed any more.
-    pub(crate) fn forget(&self, request: &'static str, object: &str) {
+    /// Forgets the failure of a request that the shim does not make any more.
+    pub(crate) fn forget_failure(&self, request: &'static str, object: &str) {
         let mut problems = lock(&self.problems);
         if problems.remove(&format!("{request} {object}")).is_some() {
-            self.publish(&problems);
+            self.publish_problems(&problems);
         }
     }
 
-    /// Changes the keeper's part of the status.
+    /// Changes the part of the shim's status that is about the cluster's API.
     pub(crate) fn update_status(&self, change: impl FnOnce(&mut ClusterStatus)) {
         self.status
             .send_modify(|status| status.as_mut().map_or((), change));
     }
 
-    /// True if the Service contains a slice of this node, as far as this shim knows.
+    /// True if this shim knows that the Service contains a slice of this node.
     pub(crate) fn has_slices(&self) -> bool {
         self.status
             .borrow()
@@ -193,22 +201,24 @@ impl Api {
             .is_some_and(|status| !status.slices.is_empty())
     }
 
-    /// Returns the token's file, if the shim renews the token itself and the kubeconfig can be
-    /// read.
-    pub(crate) async fn token(&self) -> Option<PathBuf> {
+    /// Returns the path of the token's file. `None` if the kubelet renews the token, or the
+    /// kubeconfig cannot be read.
+    pub(crate) async fn token_path(&self) -> Option<PathBuf> {
         let credentials = self.credentials.clone();
-        self.with_files(move || credentials.token()).await.ok()?
+        self.run_file_access(move || credentials.token_path())
+            .await
+            .ok()?
     }
 
-    /// Reads or writes files of the credentials on another thread.
-    pub(crate) async fn with_files<T: Send + 'static>(
+    /// Runs a function that reads or writes files of the credentials, on another thread.
+    pub(crate) async fn run_file_access<T: Send + 'static>(
         &self,
         files: impl FnOnce() -> T + Send + 'static,
     ) -> io::Result<T> {
-        self.files.within(TIMEOUT, files).await
+        self.files.call_within(REQUEST_TIMEOUT, files).await
     }
 
-    fn publish(&self, problems: &BTreeMap<String, Problem>) {
+    fn publish_problems(&self, problems: &BTreeMap<String, Problem>) {
         let problems: Vec<_> = problems
             .iter()
             .map(|(request, Problem { why, .. })| format!("{request}: {why}"))
@@ -221,7 +231,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// True if a failure that affects every request was already logged for some request.
+/// True if a failure of this kind affects every request and is already logged for one of them.
 fn is_logged(problems: &BTreeMap<String, Problem>, result: &str) -> bool {
     matches!(result, "credentials" | "unreachable" | "unauthorized")
         && problems.values().any(|problem| problem.result == result)
@@ -244,14 +254,14 @@ fn result_label(failure: Option<&Error>) -> &'static str {
     }
 }
 
-/// Returns advice about a failure.
-fn help_for(result: &str) -> &'static str {
+/// Returns the advice that a log line adds to a failure.
+fn suggest_fix(result: &str) -> &'static str {
     match result {
         "credentials" | "unauthorized" => {
-            "; help: run berth grant again (in-cluster: see the pod's service account), the shim reads its files for each request"
+            "; help: run berth grant again (in-cluster: see the pod's service account); the shim reads the new files at the next request"
         }
         "forbidden" => {
-            "; help: a Role does not allow this request: run berth grant again, which names all control-plane nodes (in-cluster: apply the Roles \
+            "; help: a Role does not allow this request: run berth grant again, so that the Role names all control-plane nodes (in-cluster: apply the Roles \
              again)"
         }
         _ => "",
@@ -263,7 +273,7 @@ mod tests {
     use super::*;
     use std::sync::Arc;
 
-    fn failed(status: StatusCode) -> Error {
+    fn error_with_status(status: StatusCode) -> Error {
         let path = "/x".to_owned();
         Error::Status {
             server: "s".into(),
@@ -284,7 +294,8 @@ mod tests {
         );
         let counted = Arc::new(Mutex::new(Vec::new()));
         let counting = counted.clone();
-        let count: Count = Arc::new(move |request, result| lock(&counting).push((request, result)));
+        let count: CountRequest =
+            Arc::new(move |request, result| lock(&counting).push((request, result)));
         let api = Api::new(
             credentials,
             "10.0.0.5:6443".parse().unwrap(),
@@ -293,32 +304,36 @@ mod tests {
             count,
         );
         let problems = || seen.borrow().as_ref().unwrap().problems.clone();
-        api.record("apply_lease", "a", Some(&failed(StatusCode::FORBIDDEN)));
-        api.record("apply_lease", "b", None);
+        api.record_result(
+            "apply_lease",
+            "a",
+            Some(&error_with_status(StatusCode::FORBIDDEN)),
+        );
+        api.record_result("apply_lease", "b", None);
         assert!(
             problems().len() == 1 && problems()[0].starts_with("apply_lease a: s answers 403"),
             "{:?}",
             problems()
         );
         assert!(problems()[0].ends_with("apply the Roles again)"));
-        api.record("apply_lease", "a", None);
+        api.record_result("apply_lease", "a", None);
         assert_eq!(problems(), [""; 0]);
-        api.record("renew_token", "t", Some(&failed(StatusCode::UNAUTHORIZED)));
-        api.forget("renew_token", "t");
+        api.record_result(
+            "renew_token",
+            "t",
+            Some(&error_with_status(StatusCode::UNAUTHORIZED)),
+        );
+        api.forget_failure("renew_token", "t");
         assert_eq!(problems(), [""; 0]);
-        api.record(
+        api.record_result(
             "delete_slice",
             "gone",
-            Some(&failed(StatusCode::INTERNAL_SERVER_ERROR)),
+            Some(&error_with_status(StatusCode::INTERNAL_SERVER_ERROR)),
         );
-        tokio::time::advance(FORGOTTEN).await;
+        tokio::time::advance(FAILURE_LIFETIME).await;
         let missing = api.client().await.unwrap_err();
-        api.record("list_leases", "", Some(&missing));
-        assert!(
-            problems().len() == 1 && problems()[0].contains("kubeconfig /nonexistent"),
-            "{:?}",
-            problems()
-        );
+        api.record_result("list_leases", "", Some(&missing));
+        assert_eq!(problems().len(), 1, "{:?}", problems());
         assert_eq!(lock(&counted).last(), Some(&("list_leases", "credentials")));
     }
 }

@@ -1,13 +1,13 @@
-//! The Leases of the instances that the shim represents, and the removal of expired Leases.
+//! Renews the Leases of the instances that this shim represents, and removes expired Leases.
 
 use crate::api::Api;
 use crate::slices::remove_slice;
 use crate::token::TokenFile;
 use crate::{Facts, RepresentedInstance, add_jitter};
 use berth_cluster::client;
-use berth_cluster::lease::{self, Expiry, InstanceLease, RENEWAL, is_object_name};
-use berth_cluster::service::{self, Family, MANAGER};
-use berth_node::instance::InstanceId;
+use berth_cluster::lease::{self, Expiry, InstanceLease, RENEWAL_INTERVAL, is_object_name};
+use berth_cluster::service::{self, FIELD_MANAGER, Family};
+use berth_node::instance_id::InstanceId;
 use berth_os::clock;
 use berth_os::explained;
 use humantime::format_rfc3339_seconds;
@@ -20,8 +20,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// Time between two checks of the token.
-const TOKEN: Duration = Duration::from_secs(600);
+/// Time between two checks whether the token must be renewed.
+const TOKEN_CHECK_INTERVAL: Duration = Duration::from_secs(600);
 
 /// Renews this shim's Leases, and removes expired ones.
 #[derive(Debug)]
@@ -30,11 +30,12 @@ pub(crate) struct Leases {
     pub(crate) node: String,
     /// The address that clients dial.
     pub(crate) address: SocketAddr,
-    /// Name of this process, random instead of a process ID.
+    /// Name of this process as the holder of Leases: a random name, because another process may get
+    /// the same process ID.
     pub(crate) holder: String,
-    /// Used in the names of files that belong to this shim alone.
+    /// The instance's ID, for the names of files that only this shim writes.
     pub(crate) instance: InstanceId,
-    /// The Leases held by this shim, by name.
+    /// The Leases that this shim holds, by the name of the Lease.
     pub(crate) held: BTreeMap<String, HeldLease>,
     pub(crate) expiry: Expiry,
 }
@@ -45,14 +46,14 @@ pub(crate) struct HeldLease {
     instance: InstanceId,
     acquired: SystemTime,
     transitions: u32,
-    /// The object in the last response.
+    /// The Lease object, as the API returned it last.
     object: Value,
 }
 
 impl Leases {
-    /// Renews the Leases until the future is dropped. `going` is true while the shim is about to
-    /// leave.
-    pub(crate) async fn keep(
+    /// Renews and removes Leases until the future is dropped. `going` is true while the shim is
+    /// about to leave.
+    pub(crate) async fn keep_leases(
         &mut self,
         mut facts: watch::Receiver<Facts>,
         mut going: watch::Receiver<bool>,
@@ -62,26 +63,27 @@ impl Leases {
         loop {
             let now = facts.borrow_and_update().clone();
             let alone = *going.borrow_and_update() && !now.sibling;
-            // Compared to find out if a Lease's content or holder has changed.
+            // These values decide the content and the holder of the Leases. If they differ from the
+            // last round's, renew or remove Leases at once.
             let content = (now.phase, now.instances.clone(), alone);
             if before.replace(content.clone()) != Some(content) || Instant::now() >= renewal {
-                renewal = Instant::now() + add_jitter(RENEWAL);
+                renewal = Instant::now() + add_jitter(RENEWAL_INTERVAL);
                 if alone {
-                    // When the shim ends, there may be no apiserver left to remove slices. The
-                    // Leases stay while slices are left, because another berth finds the slices by
-                    // their Lease.
+                    // The slices must go first: when the shim ends, there may be no apiserver left
+                    // that could remove them. Until then the Leases stay, so that another berth can
+                    // find and remove the slices.
                     if self.api.has_slices() {
                         renewal = Instant::now() + add_jitter(Duration::from_millis(100));
                     } else {
-                        self.remove(|_| true).await;
+                        self.remove_leases(|_| true).await;
                     }
                 } else {
-                    self.run_round(&now).await;
+                    self.renew_leases(&now).await;
                 }
             }
             if Instant::now() >= token {
                 self.keep_token().await;
-                token = Instant::now() + add_jitter(TOKEN);
+                token = Instant::now() + add_jitter(TOKEN_CHECK_INTERVAL);
             }
             tokio::select! {
                 changed = facts.changed() => if changed.is_err() { return },
@@ -91,28 +93,28 @@ impl Leases {
         }
     }
 
-    async fn run_round(&mut self, facts: &Facts) {
+    async fn renew_leases(&mut self, facts: &Facts) {
         let gone = |held: &HeldLease| {
             facts
                 .instances
                 .iter()
                 .all(|known| known.id != held.instance)
         };
-        self.remove(gone).await;
+        self.remove_leases(gone).await;
         let ready: Vec<_> = facts
             .instances
             .iter()
             .filter(|instance| instance.ready)
             .collect();
         if facts.blocked || ready.is_empty() {
-            // A shim that does not renew its Leases does not judge other Leases either.
+            // This shim renews no Leases now, so it must not judge the Leases of others either.
             self.expiry.record_failure();
             return;
         }
         let listed = self
             .api
-            .ask("list_leases", "", async |client| {
-                client.get(lease::OF_INSTANCES).await
+            .make_request("list_leases", "", async |client| {
+                client.get(lease::INSTANCE_LEASES).await
             })
             .await;
         let list = listed
@@ -120,7 +122,7 @@ impl Leases {
             .and_then(|list| list["items"].as_array())
             .map_or(&[][..], Vec::as_slice);
         match (&listed, clock::read_boottime()) {
-            (Some(_), Ok(now)) => self.expiry.read(now, RENEWAL * 3 / 2, list),
+            (Some(_), Ok(now)) => self.expiry.record_list(now, RENEWAL_INTERVAL * 3 / 2, list),
             _ => self.expiry.record_failure(),
         }
         let list: Vec<_> = list
@@ -129,19 +131,20 @@ impl Leases {
             .collect();
         let mut renewed = true;
         for instance in ready {
-            renewed &= self.renew(instance, facts, &list).await;
+            renewed &= self.renew_lease(instance, facts, &list).await;
         }
         if renewed {
-            self.sweep(&list).await;
+            self.sweep_leases(&list).await;
         } else {
-            // If no Lease can be written, every Lease seems expired.
+            // While no shim can write a Lease, every Lease would seem to expire. Do not count this
+            // time.
             self.expiry.record_failure();
         }
     }
 
-    /// Renews the Lease of an instance. Returns true if the Lease was renewed, or cannot have a
-    /// valid name.
-    async fn renew(
+    /// Renews the Lease of an instance. Returns true if the Lease was renewed. Also returns true if
+    /// the instance has no valid name for a Lease, so that a further attempt would be useless.
+    async fn renew_lease(
         &mut self,
         instance: &RepresentedInstance,
         facts: &Facts,
@@ -173,8 +176,8 @@ impl Leases {
             transitions,
         };
         let (path, object) = (lease::lease_path(&name), lease.object());
-        let applied = self.api.ask("apply_lease", &name, async |client| {
-            client.apply(&path, MANAGER, &object).await
+        let applied = self.api.make_request("apply_lease", &name, async |client| {
+            client.apply(&path, FIELD_MANAGER, &object).await
         });
         let Some(object) = applied.await else {
             return false;
@@ -194,9 +197,9 @@ impl Leases {
         true
     }
 
-    /// Removes the selected Leases, except Leases that another shim has renewed meanwhile, because
-    /// it represents the instance now.
-    pub(crate) async fn remove(&mut self, which: impl Fn(&HeldLease) -> bool) {
+    /// Removes the selected Leases. If another shim has renewed a Lease meanwhile, that shim
+    /// represents the instance now, and the Lease stays.
+    pub(crate) async fn remove_leases(&mut self, which: impl Fn(&HeldLease) -> bool) {
         let gone: Vec<_> = self
             .held
             .iter()
@@ -207,7 +210,7 @@ impl Leases {
             let Some(held) = self.held.get(&name) else {
                 continue;
             };
-            if self.delete(&name, &held.object).await {
+            if self.delete_lease(&name, &held.object).await {
                 self.held.remove(&name);
             }
         }
@@ -215,11 +218,11 @@ impl Leases {
 
     /// Deletes a Lease if its resourceVersion is unchanged. Returns true if the Lease is gone, or
     /// belongs to another holder now.
-    async fn delete(&self, name: &str, object: &Value) -> bool {
+    async fn delete_lease(&self, name: &str, object: &Value) -> bool {
         let path = lease::lease_path(name);
-        let deleted = self.api.ask("delete_lease", name, async |client| {
-            match client::none_if_missing(client.delete_read(&path, object).await) {
-                // Another holder has renewed the Lease meanwhile.
+        let deleted = self.api.make_request("delete_lease", name, async |client| {
+            match client::none_if_missing(client.delete_unchanged(&path, object).await) {
+                // Another holder has renewed the Lease meanwhile, so it stays.
                 Err(error) if error.status() == Some(StatusCode::CONFLICT) => Ok(None),
                 answer => answer,
             }
@@ -228,9 +231,9 @@ impl Leases {
     }
 
     /// Removes expired Leases, and the slices of nodes without a live Lease. Only the holder of the
-    /// first live Lease by name does so. If two berths take themselves for the first for a moment,
-    /// both remove the same objects.
-    async fn sweep(&self, list: &[(&Value, Option<InstanceLease>)]) {
+    /// first live Lease by name does so. For a moment, two berths may both hold themselves for the
+    /// first. Then both remove the same objects, which does no harm.
+    async fn sweep_leases(&self, list: &[(&Value, Option<InstanceLease>)]) {
         let name = |object: &Value| {
             object["metadata"]["name"]
                 .as_str()
@@ -257,12 +260,12 @@ impl Leases {
                 .map(|lease| Family::ALL.map(|family| service::slice_name(&lease.node, family)));
             for slice in slices.iter().flatten() {
                 if !remove_slice(&self.api, slice).await {
-                    // The Lease stays while slices are left to remove. The round ends, because a
-                    // request that failed once may hang the next time.
+                    // The Lease stays until its node's slices are removed. End the round here: if
+                    // this request failed, the next one may hang.
                     return;
                 }
             }
-            if !self.delete(&name(object), object).await {
+            if !self.delete_lease(&name(object), object).await {
                 return;
             }
             tracing::warn!(
@@ -273,10 +276,10 @@ impl Leases {
         }
     }
 
-    /// Renews the token if it is due. The kubeconfig may appear later, so the token's file is
-    /// looked up each time.
+    /// Renews the service account's token if it is due. The kubeconfig may appear at any time, so
+    /// the path of the token is looked up each time.
     async fn keep_token(&self) {
-        if let Some(path) = self.api.token().await {
+        if let Some(path) = self.api.token_path().await {
             let expires = TokenFile::new(&path, &self.instance)
                 .renew_if_due(&self.api)
                 .await
@@ -287,7 +290,8 @@ impl Leases {
     }
 }
 
-/// Formats a time. `None` for a time that RFC 3339 cannot express: a token may contain any time.
+/// Formats a time as RFC 3339. Returns `None` beyond the year 9999, which RFC 3339 cannot express:
+/// a token may contain any time.
 fn format_time(time: SystemTime) -> Option<String> {
     const YEAR_10000: u64 = 253_402_300_800;
     let seconds = time.duration_since(UNIX_EPOCH).ok()?.as_secs();
@@ -298,15 +302,16 @@ fn format_time(time: SystemTime) -> Option<String> {
 pub(crate) mod tests {
     use super::*;
     use crate::Credentials;
-    use berth_testing::{Server, format_answer, read_slowly, start_server};
+    use berth_testing::{Server, delay_file_read, format_answer, start_server};
     use serde_json::json;
     use std::fs;
     use std::path::Path;
 
     const FILES: [&str; 3] = ["kubeconfig", "ca.crt", "token"];
 
-    /// Returns the API of a server, by a kubeconfig in a directory, and the server's address.
-    pub(crate) fn api(
+    /// Writes a kubeconfig for a server into a directory. Returns an API that uses the kubeconfig,
+    /// and the server's address.
+    pub(crate) fn make_api(
         server: &Server,
         directory: &Path,
         facts: watch::Receiver<Facts>,
@@ -344,19 +349,19 @@ pub(crate) mod tests {
         )
     }
 
-    /// A disk that etcd keeps busy may take seconds, in which the shim would not probe.
+    /// The disk hangs, as a disk may that etcd keeps busy. The shim must go on probing meanwhile.
     #[tokio::test]
     async fn files_are_read_on_another_thread_than_the_probe() {
         let server = start_server(format_answer("200 OK", "{}")).await;
         let temp = tempfile::tempdir().unwrap();
         let file = |name: &str| temp.path().join(name);
         let (_sender, facts) = watch::channel(Facts::default());
-        let (api, address) = api(&server, temp.path(), facts);
+        let (api, address) = make_api(&server, temp.path(), facts);
         let texts = FILES.map(|name| fs::read_to_string(file(name)).unwrap());
         for (name, text) in FILES.iter().zip(&texts) {
-            let asked = api.ask("list_leases", "", async |client| client.get("/x").await);
+            let asked = api.make_request("list_leases", "", async |client| client.get("/x").await);
             assert_eq!(
-                read_slowly(&file(name), text, asked).await,
+                delay_file_read(&file(name), text, asked).await,
                 (Some(json!({})), true),
                 "{name}"
             );
@@ -364,7 +369,7 @@ pub(crate) mod tests {
         let instance: InstanceId = "a".parse().unwrap();
         let token = TokenFile::new(&file("token"), &instance);
         assert_eq!(
-            read_slowly(&file("token"), "t0ken", token.renew_if_due(&api)).await,
+            delay_file_read(&file("token"), "t0ken", token.renew_if_due(&api)).await,
             (None, true)
         );
         let (holder, held, expiry) = (String::new(), BTreeMap::new(), Expiry::default());
@@ -379,7 +384,7 @@ pub(crate) mod tests {
         };
         for (name, text) in FILES.iter().zip(&texts) {
             assert_eq!(
-                read_slowly(&file(name), text, leases.keep_token()).await,
+                delay_file_read(&file(name), text, leases.keep_token()).await,
                 ((), true),
                 "{name}"
             );

@@ -26,7 +26,7 @@ use api::Api;
 use berth_cluster::kubeconfig::{Mistake, Token};
 use berth_cluster::lease::Expiry;
 use berth_cluster::{Access, Client, KubeconfigError};
-use berth_node::instance::InstanceId;
+use berth_node::instance_id::InstanceId;
 use berth_node::ipc::wire::ClusterStatus;
 use berth_node::terms::Phase;
 use berth_os::explained;
@@ -42,8 +42,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// Timeout of the removal of a leaving shim's slices and Leases.
-const WITHDRAWAL: Duration = Duration::from_secs(2);
+/// Time limit for removing the slices and Leases of a shim that leaves.
+const WITHDRAWAL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The configuration of the keeper.
 #[derive(Debug, Clone)]
@@ -53,34 +53,34 @@ pub struct ClusterConfig {
     pub node: String,
 }
 
-/// Credentials of a shim, read for each request.
+/// Credentials for the cluster's API. Their files are read again for each request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Credentials {
-    /// The pod's service account. The API is at `server`, and the server's certificate must contain
-    /// `name`.
+    /// The token of the pod's service account. The API is at the address `server`, and the server's
+    /// certificate must contain `name`.
     InCluster {
         /// The berth's address.
         server: SocketAddr,
-        /// A name in kube-apiserver's certificate.
+        /// A name that kube-apiserver's certificate contains.
         name: String,
     },
-    /// A kubeconfig of `berth grant`.
+    /// The path of a kubeconfig that `berth grant` wrote.
     Kubeconfig(PathBuf),
 }
 
 impl Credentials {
-    /// Reads every file and makes a client. The token is read here, too: a client that reads the
-    /// token itself would start a thread for each request while a disk hangs.
-    fn read(&self) -> Result<Client, KubeconfigError> {
-        let path = self.path();
+    /// Reads the files and makes a client. The client gets the token and not its path: otherwise
+    /// each request would start a thread to read the token, even while a disk hangs.
+    fn read_client(&self) -> Result<Client, KubeconfigError> {
+        let path = self.display_path();
         let mut access = match self {
             Self::InCluster { server, name } => Access::in_cluster(*server, name)?,
             Self::Kubeconfig(path) => Access::read(path)?,
         };
         let (None, Some(Token::File(file))) = (&access.client, &access.token) else {
-            let why = "it has a client certificate, or no tokenFile: these are an operator's credentials, which a running shim \
-                       must not have; give a kubeconfig that berth grant wrote";
-            return Err(Mistake::new("user", why).of(path));
+            let why = "the kubeconfig has a client certificate, or no tokenFile: these are an operator's \
+                 credentials, which a running shim must not have; give a kubeconfig that berth grant wrote";
+            return Err(Mistake::new("user", why).with_path(path));
         };
         let token = File::open(file)
             .and_then(read_open_small)
@@ -90,23 +90,23 @@ impl Credentials {
                     "tokenFile",
                     &format!("cannot read {}: {error}", file.display()),
                 )
-                .of(path)
+                .with_path(path)
             })?;
         access.token = Some(Token::Text(token.trim().to_owned()));
-        Client::new(&access).map_err(|mistake| mistake.of(path))
+        Client::new(&access).map_err(|mistake| mistake.with_path(path))
     }
 
-    /// Returns the credentials' path for messages.
-    fn path(&self) -> &Path {
+    /// Returns the path that messages name for these credentials.
+    fn display_path(&self) -> &Path {
         match self {
             Self::InCluster { .. } => "in-cluster".as_ref(),
             Self::Kubeconfig(path) => path,
         }
     }
 
-    /// Returns the token's file, if the shim renews the token itself. The kubelet renews the token
-    /// of a service account.
-    fn token(&self) -> Option<PathBuf> {
+    /// Returns the path of the token's file. `None` for the token of a pod's service account, which
+    /// the kubelet renews.
+    fn token_path(&self) -> Option<PathBuf> {
         let Self::Kubeconfig(path) = self else {
             return None;
         };
@@ -117,21 +117,21 @@ impl Credentials {
     }
 }
 
-/// The shim's state, as far as the keeper needs it.
+/// The state of the shim that the keeper serves, as far as the keeper needs it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Facts {
-    /// The phase of the shim's life.
+    /// The state of the shim in its group, for example whether it has joined.
     pub phase: Phase,
-    /// True if a sibling has joined, does not leave, and has a ready instance.
+    /// True if a sibling has joined, is not about to leave, and has a ready instance.
     pub sibling: bool,
-    /// True if a relaying thread gives no sign of life.
+    /// True if a thread that relays connections does not respond.
     pub blocked: bool,
-    /// The instances that the shim represents: its own instance, or a node shim's instances that
+    /// The instances for which this shim keeps Leases: its own one, or for a node shim all that
     /// have no shim of their own.
     pub instances: Vec<RepresentedInstance>,
 }
 
-/// An instance that a shim represents.
+/// An instance for which the shim keeps a Lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RepresentedInstance {
     /// The instance's name on the node.
@@ -143,8 +143,8 @@ pub struct RepresentedInstance {
     pub version: Option<Arc<str>>,
 }
 
-/// The labels of the counted requests.
-pub const REQUESTS: [&str; 8] = [
+/// The kinds of requests, as values of a metric's label.
+pub const REQUEST_LABELS: [&str; 8] = [
     "read_service",
     "read_slice",
     "apply_slice",
@@ -155,7 +155,7 @@ pub const REQUESTS: [&str; 8] = [
     "renew_token",
 ];
 
-pub const FAILURES: [&str; 5] = [
+pub const FAILURE_LABELS: [&str; 5] = [
     "credentials",
     "unauthorized",
     "forbidden",
@@ -163,15 +163,15 @@ pub const FAILURES: [&str; 5] = [
     "failed",
 ];
 
-/// Counts a request: the label of the request, and the label of its result.
-pub type Count = Arc<dyn Fn(&'static str, &'static str) + Send + Sync>;
+/// Counts a request in the metrics. The arguments are the kind of request and its result.
+pub type CountRequest = Arc<dyn Fn(&'static str, &'static str) + Send + Sync>;
 
-/// The connection of a keeper to its shim.
+/// The channels between a keeper and its shim.
 #[derive(Clone)]
 pub struct Links {
     pub facts: watch::Receiver<Facts>,
     pub status: watch::Sender<Option<ClusterStatus>>,
-    pub count: Count,
+    pub count: CountRequest,
 }
 
 impl fmt::Debug for Links {
@@ -180,7 +180,7 @@ impl fmt::Debug for Links {
     }
 }
 
-/// Tells the keeper that the shim is about to leave, or stays after all.
+/// Tells the keeper that the shim is about to leave, or that it stays after all.
 #[derive(Debug, Clone)]
 pub struct Withdrawal {
     going: watch::Sender<bool>,
@@ -189,33 +189,33 @@ pub struct Withdrawal {
 }
 
 impl Withdrawal {
-    /// Must be called before the shim stops listening. Removes the slices if no sibling takes over,
-    /// and waits for the removal, at most 2 s.
-    pub async fn withdraw(&self) {
+    /// Removes the slices if no sibling takes over, and waits for the removal, at most 2 s. Must be
+    /// called before the shim stops listening.
+    pub async fn withdraw_slices(&self) {
         self.going.send_replace(true);
         let mut out = self.out.clone();
         let alone = self.facts.borrow().phase == Phase::Joined && !self.facts.borrow().sibling;
         if alone
-            && tokio::time::timeout(WITHDRAWAL, out.wait_for(|out| *out))
+            && tokio::time::timeout(WITHDRAWAL_TIMEOUT, out.wait_for(|out| *out))
                 .await
                 .is_err()
         {
             tracing::warn!(
                 code = %explained::SLICE_NOT_WITHDRAWN,
-                "the cluster's API did not take the slice out in {} s: the Service kubernetes may name this node until its Lease \
-                 has expired",
-                WITHDRAWAL.as_secs()
+                "the cluster's API did not take the slice out in {} s: the Service kubernetes may name this node until the node's Lease has expired",
+                WITHDRAWAL_TIMEOUT.as_secs()
             );
         }
     }
 
-    /// Tells the keeper that the shim continues to serve, because `berth drain` is undone.
-    pub fn undo(&self) {
+    /// Tells the keeper that the shim stays and continues to serve, because `berth drain` was
+    /// undone.
+    pub fn undo_withdrawal(&self) {
         self.going.send_replace(false);
     }
 }
 
-/// The keeper of a shim.
+/// Keeps the slices and Leases of one shim.
 #[derive(Debug)]
 pub struct Keeper {
     slices: Slices,
@@ -225,8 +225,8 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Makes the keeper of a shim with these addresses; the berth's address is the first.
-    /// `instance` is used in the names of files that belong to this shim alone.
+    /// Makes the keeper of a shim that listens on these addresses. The first address is that of the
+    /// berth. `instance` is for the names of files that only this shim writes.
     ///
     /// # Errors
     /// The system gives no random bytes.
@@ -268,9 +268,9 @@ impl Keeper {
         Ok((keeper, Withdrawal { going, out, facts }))
     }
 
-    /// Keeps slices and Leases until the future is dropped. Begins when the shim has joined:
-    /// before, there is nothing to keep, and in a new cluster no apiserver.
-    pub async fn keep(&mut self) {
+    /// Keeps slices and Leases until the future is dropped. Waits first until the shim has joined
+    /// its group: before, there is nothing to keep, and a new cluster has no apiserver to ask.
+    pub async fn keep_slices_and_leases(&mut self) {
         if self
             .facts
             .wait_for(|facts| facts.phase != Phase::Waiting)
@@ -280,21 +280,24 @@ impl Keeper {
             return;
         }
         tokio::join!(
-            self.slices.keep(self.facts.clone(), self.going.clone()),
-            self.leases.keep(self.facts.clone(), self.going.clone())
+            self.slices
+                .keep_slices(self.facts.clone(), self.going.clone()),
+            self.leases
+                .keep_leases(self.facts.clone(), self.going.clone())
         );
     }
 
-    /// Removes this shim's Leases, because the shim ends. The Leases stay if the node's slice is
-    /// still in the Service and no sibling is left: another node finds the slice by its Lease.
-    pub async fn finish(&mut self) {
+    /// Removes this shim's Leases when the shim ends. If the node's slice is still in the Service
+    /// and no sibling is left, the Leases stay, because another node finds the slice by them.
+    pub async fn remove_leases_at_end(&mut self) {
         if !self.leases.api.has_slices() || self.facts.borrow().sibling {
-            let _ = tokio::time::timeout(WITHDRAWAL, self.leases.remove(|_| true)).await;
+            let _ =
+                tokio::time::timeout(WITHDRAWAL_TIMEOUT, self.leases.remove_leases(|_| true)).await;
         }
     }
 }
 
-/// True if an EndpointSlice accepts the address as a node's address: the API refuses further kinds.
+/// True if the API accepts the address as a node's address in an EndpointSlice.
 fn is_node_address(ip: IpAddr) -> bool {
     let local = match ip {
         IpAddr::V4(ip) => ip.is_link_local(),
@@ -303,8 +306,8 @@ fn is_node_address(ip: IpAddr) -> bool {
     !local && !ip.is_unspecified() && !ip.is_loopback() && !ip.is_multicast()
 }
 
-/// Returns a time that is up to a tenth shorter or longer, so that the shims of a cluster do not
-/// send their requests at the same moment.
+/// Lengthens or shortens a time by up to a tenth, at random, so that the shims of a cluster do not
+/// all send their requests at the same moment.
 fn add_jitter(time: Duration) -> Duration {
     let drawn = getrandom::u32().unwrap_or(u32::MAX / 2);
     time.mul_f64(0.9 + 0.2 * f64::from(drawn) / f64::from(u32::MAX))
@@ -326,7 +329,7 @@ mod tests {
             );
             std::fs::write(&path, text).unwrap();
             Credentials::Kubeconfig(path.clone())
-                .read()
+                .read_client()
                 .unwrap_err()
                 .to_string()
         };
@@ -341,9 +344,9 @@ mod tests {
         }
         assert!(write("tokenFile: token").contains("tokenFile: cannot read"));
         std::fs::write(temp.path().join("token"), "t0ken").unwrap();
-        assert!(write("tokenFile: token").contains("it holds no certificate"));
+        assert!(write("tokenFile: token").contains("the value holds no certificate"));
         assert_eq!(
-            Credentials::Kubeconfig(path).token(),
+            Credentials::Kubeconfig(path).token_path(),
             Some(temp.path().join("token"))
         );
     }

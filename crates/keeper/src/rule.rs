@@ -1,21 +1,21 @@
-//! Decides when the node's own slice is in the Service `kubernetes`: a pure rule.
+//! Decides when the node's own slice is in the Service `kubernetes`, without I/O.
 //!
 //! With several control-plane nodes kube-apiserver's own reconciler is enough: no connection is
 //! lost while one address is missing, and a dead node's address is dropped after 15 s and a round
 //! of 10 s. A slice that stayed would keep a dead node longer. So berth's slice exists only while
-//! the Service would otherwise have no address, or only this node's. kube-proxy merges a Service's
-//! slices, and keeps either of two entries for one address, so the slice is removed, and never
-//! marked unready.
+//! the Service would otherwise have no address, or only this node's address. The slice is removed
+//! and never marked unready: if two slices contain the same address, kube-proxy uses only one of
+//! the two entries, and this may be the unready entry.
 
 use berth_node::terms::Phase;
 use std::time::Duration;
 
-/// Time for which another node's address must have been in the Service before the slice is removed:
-/// longer than the 25 s for which a dead node's address may stay.
-const OTHERS: Duration = Duration::from_secs(30);
+/// Time for which another node must have been in the Service before berth removes its own slice.
+/// The time is longer than the 25 s for which a dead node's address may stay.
+const OTHERS_DURATION: Duration = Duration::from_secs(30);
 
-/// Time for which the addresses of the last read are valid if further reads fail.
-const UNREAD: Duration = Duration::from_secs(10);
+/// Time for which the last read of the slice is valid if later reads fail.
+const UNREAD_DURATION: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SliceObservation {
@@ -24,45 +24,52 @@ pub struct SliceObservation {
     pub sibling: bool,
     /// True if the shim is about to leave, or has left.
     pub withdrawn: bool,
-    /// True if kube-apiserver's slice names another node; `None` if unknown.
+    /// True if kube-apiserver's slice contains another node. `None` if the slice could not be read.
     pub others: Option<bool>,
 }
 
-/// The wanted state of the slice.
+/// The decision whether the node's slice should be in the Service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SliceDecision {
     Present,
     Absent,
-    /// Leave the slice as it is, because a sibling decides, or too little is known.
+    /// Leave the slice as it is, because a sibling decides, or because too little is known.
     Unchanged,
 }
 
-/// Remembers since when another node has been named, and the time of the last such read.
+/// Remembers how long kube-apiserver's slice has named another node, and when a read last showed
+/// another node.
 #[derive(Debug, Default)]
 pub struct Rule {
     others: Option<(Duration, Duration)>,
 }
 
 impl Rule {
-    /// Decides at a time of a monotonic clock.
+    /// Decides from what is observed at `now`, a time of a monotonic clock.
     pub fn decide(&mut self, now: Duration, observed: SliceObservation) -> SliceDecision {
         self.others = match observed.others {
             Some(true) => Some((self.others.map_or(now, |(since, _)| since), now)),
             Some(false) => None,
-            None => self.others.filter(|(_, read)| now < *read + UNREAD),
+            None => self
+                .others
+                .filter(|(_, read)| now < *read + UNREAD_DURATION),
         };
         match (observed.phase, observed.others) {
             _ if observed.withdrawn && !observed.sibling => SliceDecision::Absent,
-            // Nothing was reachable for longer than clients are held.
+            // The shim refuses clients, because no instance has been reachable for longer than
+            // `--hold`.
             (Phase::Refusing, _) if !observed.sibling => SliceDecision::Absent,
             (Phase::Joined, Some(false)) => SliceDecision::Present,
-            (Phase::Joined, Some(true)) if self.has_lasted(now) => SliceDecision::Absent,
+            (Phase::Joined, Some(true)) if self.others_were_named_for_long(now) => {
+                SliceDecision::Absent
+            }
             _ => SliceDecision::Unchanged,
         }
     }
 
-    fn has_lasted(&self, now: Duration) -> bool {
-        self.others.is_some_and(|(since, _)| now >= since + OTHERS)
+    fn others_were_named_for_long(&self, now: Duration) -> bool {
+        self.others
+            .is_some_and(|(since, _)| now >= since + OTHERS_DURATION)
     }
 }
 
@@ -94,7 +101,7 @@ mod tests {
         assert_eq!(rule.decide(seconds(39), named), SliceDecision::Unchanged);
         assert_eq!(rule.decide(seconds(40), named), SliceDecision::Absent);
         assert_eq!(rule.decide(seconds(41), CALM), SliceDecision::Present);
-        // The wait for another node starts again from zero.
+        // kube-apiserver's slice named no other node meanwhile, so the 30 s begin again.
         assert_eq!(rule.decide(seconds(50), named), SliceDecision::Unchanged);
     }
 
@@ -136,9 +143,10 @@ mod tests {
     }
 
     proptest! {
-        /// For every history: a lone shim that leaves or refuses is not named. Only a shim that has
-        /// joined writes. The slice of a serving shim is removed only after another node was named
-        /// for the whole time, as far as it could be read.
+        /// Tries random histories. In each, the slice of a shim that leaves or refuses clients
+        /// without a sibling is removed. Any other change needs a shim that has joined. The slice
+        /// of a serving shim is removed only after kube-apiserver's slice named another node in
+        /// every read for 30 s.
         #[test]
         fn the_slice_is_absent_or_present_only_for_its_reasons(steps in prop::collection::vec((0u64..20, any_observation()), 1..40)) {
             let (mut rule, mut now, mut unread, mut named_for) = (Rule::default(), 0, 0, None);
@@ -148,7 +156,7 @@ mod tests {
                 named_for = match (observed.others, named_for) {
                     (Some(true), Some(lasting)) => Some(lasting + pause),
                     (Some(true), None) => Some(0),
-                    (None, Some(lasting)) if unread < UNREAD.as_secs() => Some(lasting + pause),
+                    (None, Some(lasting)) if unread < UNREAD_DURATION.as_secs() => Some(lasting + pause),
                     _ => None,
                 };
                 unread = if observed.others.is_some() { 0 } else { unread };

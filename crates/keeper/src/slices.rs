@@ -1,11 +1,11 @@
-//! Keeps the node's own slices in the Service `kubernetes`, as [`Rule`] decides.
+//! Keeps the node's own slices in the Service `kubernetes`, or removes them, as [`Rule`] decides.
 
 use crate::api::Api;
 use crate::rule::{Rule, SliceDecision, SliceObservation};
 use crate::{Facts, add_jitter, is_node_address};
 use berth_cluster::client;
-use berth_cluster::lease::RENEWAL;
-use berth_cluster::service::{self, Family, LOOK, MANAGER, Service};
+use berth_cluster::lease::RENEWAL_INTERVAL;
+use berth_cluster::service::{self, FIELD_MANAGER, Family, READ_INTERVAL, Service};
 use berth_node::terms::Phase;
 use berth_os::clock;
 use berth_os::explained;
@@ -22,24 +22,26 @@ pub(crate) struct Slices {
     addresses: Vec<SocketAddr>,
     slices: Vec<Slice>,
     service: Option<Service>,
-    /// The port in the last read of kube-apiserver's own slice.
+    /// The port in kube-apiserver's own slice, as read last.
     port: Option<u16>,
-    /// True if none of the slices is in the Service, as far as this shim knows.
+    /// True if this shim has removed all of its slices from the Service.
     out: watch::Sender<bool>,
 }
 
-/// The node's own slice of an address family.
+/// The slice of this node for one address family.
 #[derive(Debug)]
 struct Slice {
     address: SocketAddr,
     name: String,
     rule: Rule,
-    /// True if the slice was applied last, false if it was removed, and the time of that request.
+    /// The last request for this slice, and its time. True if the request applied the slice, false
+    /// if it removed the slice.
     applied: Option<(bool, Instant)>,
 }
 
 impl Slices {
-    /// Makes the slices of a shim with these addresses.
+    /// Makes the slices of a shim. Each address family gets one slice, with the first of the shim's
+    /// addresses that fits.
     pub(crate) fn new(
         api: Arc<Api>,
         node: &str,
@@ -49,7 +51,7 @@ impl Slices {
         let first_of = |family| {
             addresses
                 .iter()
-                .find(|a| Family::of(a.ip()) == family && is_node_address(a.ip()))
+                .find(|a| Family::of_address(a.ip()) == family && is_node_address(a.ip()))
         };
         let slices = Family::ALL.into_iter().filter_map(|family| {
             let (address, name) = (*first_of(family)?, service::slice_name(node, family));
@@ -78,9 +80,9 @@ impl Slices {
         }
     }
 
-    /// Keeps the slices until the future is dropped. `going` is true while the shim is about to
-    /// leave.
-    pub(crate) async fn keep(
+    /// Applies and removes the slices until the future is dropped. `going` is true while the shim
+    /// is about to leave.
+    pub(crate) async fn keep_slices(
         &mut self,
         mut facts: watch::Receiver<Facts>,
         mut going: watch::Receiver<bool>,
@@ -93,8 +95,8 @@ impl Slices {
         loop {
             let now = facts.borrow_and_update().clone();
             if (now.phase, now.sibling) != (before.phase, before.sibling) {
-                // The request of a sibling that leaves may come late, and remove a slice that is in
-                // the Service again.
+                // A sibling that leaves may have removed a slice by a late request. So apply or
+                // remove each slice again.
                 self.slices
                     .iter_mut()
                     .for_each(|slice| slice.applied = None);
@@ -103,8 +105,8 @@ impl Slices {
             before = now;
             let (phase, sibling) = (before.phase, before.sibling);
             tokio::select! {
-                () = self.update(&before, gone) => {}
-                // A request in progress may hang. It is dropped, and can be repeated.
+                () = self.update_slices(&before, gone) => {}
+                // A request in progress may hang. Drop it here; it can be repeated.
                 changed = going.changed() => if changed.is_ok() { continue } else { return },
                 changed = facts.wait_for(|now| (now.phase, now.sibling) != (phase, sibling)) => {
                     if changed.is_ok() { continue } else { return }
@@ -113,32 +115,36 @@ impl Slices {
             tokio::select! {
                 changed = facts.changed() => if changed.is_err() { return },
                 changed = going.changed() => if changed.is_err() { return },
-                () = tokio::time::sleep(add_jitter(LOOK)) => {}
+                () = tokio::time::sleep(add_jitter(READ_INTERVAL)) => {}
             }
         }
     }
 
-    /// Reads kube-apiserver's own slice: null if the slice does not exist, `None` if it cannot be
-    /// read.
-    async fn read_reconciled(&self) -> Option<Value> {
-        let read = self.api.ask("read_slice", "kubernetes", async |client| {
-            client::none_if_missing(client.get(service::RECONCILED).await)
-        });
+    /// Reads kube-apiserver's own slice. Returns JSON's null if the slice does not exist, and
+    /// `None` if it cannot be read.
+    async fn read_reconciled_slice(&self) -> Option<Value> {
+        let read = self
+            .api
+            .make_request("read_slice", "kubernetes", async |client| {
+                client::none_if_missing(client.get(service::RECONCILED_SLICE).await)
+            });
         read.await.map(Option::unwrap_or_default)
     }
 
-    /// Brings each slice into its wanted state.
-    async fn update(&mut self, facts: &Facts, going: bool) {
-        // A shim that has not joined decides nothing by kube-apiserver's slice. A shim that leaves
-        // without a sibling removes its own slice whatever kube-apiserver's slice contains, and has
-        // 2 s for the removal.
+    /// Applies or removes each slice, as its rule decides.
+    async fn update_slices(&mut self, facts: &Facts, going: bool) {
+        // Read kube-apiserver's slice only if the decision depends on it. Before a shim has joined,
+        // it decides nothing. A shim that leaves without a sibling removes its own slices in any
+        // case, and has only 2 s for that.
         let mut reconciled = None;
         if facts.phase == Phase::Joined && (facts.sibling || !going) {
-            reconciled = self.read_reconciled().await;
+            reconciled = self.read_reconciled_slice().await;
             if self.service.is_none() {
-                let read = self.api.ask("read_service", "kubernetes", async |client| {
-                    client.get(service::SERVICE).await
-                });
+                let read = self
+                    .api
+                    .make_request("read_service", "kubernetes", async |client| {
+                        client.get(service::SERVICE_PATH).await
+                    });
                 self.service = read.await.as_ref().map(Service::parse);
             }
         }
@@ -156,13 +162,13 @@ impl Slices {
             .or(self.port);
         if let (Some(others), Some(port)) = (&others, self.port) {
             self.api
-                .set_others(others.iter().map(|ip| SocketAddr::new(*ip, port)).collect());
+                .set_other_addresses(others.iter().map(|ip| SocketAddr::new(*ip, port)).collect());
         }
         for slice in &mut self.slices {
-            let family = Family::of(slice.address.ip());
+            let family = Family::of_address(slice.address.ip());
             let others = others
                 .as_ref()
-                .map(|others| others.iter().any(|ip| Family::of(*ip) == family));
+                .map(|others| others.iter().any(|ip| Family::of_address(*ip) == family));
             let observation = SliceObservation {
                 phase: facts.phase,
                 sibling: facts.sibling,
@@ -174,13 +180,14 @@ impl Slices {
                 .service
                 .as_ref()
                 .filter(|service| service.families.contains(&family));
-            // The Service may name another berth of the node, with another port.
+            // kube-apiserver's slice may belong to another berth of the node, with another port.
+            // Then do not apply this berth's slice.
             let service =
                 service.filter(|_| self.port.is_none_or(|port| port == slice.address.port()));
             match (decision, service) {
-                (SliceDecision::Absent, _) => slice.remove(&self.api).await,
+                (SliceDecision::Absent, _) => slice.remove_if_present(&self.api).await,
                 (SliceDecision::Present, Some(service)) => {
-                    slice.apply(&self.api, &self.node, service).await;
+                    slice.apply_when_due(&self.api, &self.node, service).await;
                 }
                 (SliceDecision::Present, None) | (SliceDecision::Unchanged, _) => {}
             }
@@ -188,7 +195,7 @@ impl Slices {
         let names = self
             .slices
             .iter()
-            .filter(|slice| slice.is_in())
+            .filter(|slice| slice.is_in_service())
             .map(|slice| slice.name.clone())
             .collect();
         self.api.update_status(|status| status.slices = names);
@@ -204,7 +211,7 @@ impl Slices {
 /// Removes a slice. Returns true if the slice is not in the Service.
 pub(crate) async fn remove_slice(api: &Api, name: &str) -> bool {
     let path = service::slice_path(name);
-    api.ask("delete_slice", name, async |client| {
+    api.make_request("delete_slice", name, async |client| {
         client::none_if_missing(client.delete(&path).await)
     })
     .await
@@ -212,33 +219,33 @@ pub(crate) async fn remove_slice(api: &Api, name: &str) -> bool {
 }
 
 impl Slice {
-    fn is_in(&self) -> bool {
+    fn is_in_service(&self) -> bool {
         matches!(self.applied, Some((true, _)))
     }
 
-    async fn apply(&mut self, api: &Api, node: &str, service: &Service) {
-        // Somebody may have removed the slice, so it is applied again. An apply that changes
-        // nothing is no write in etcd.
-        if matches!(self.applied, Some((true, at)) if at.elapsed() < RENEWAL) {
+    async fn apply_when_due(&mut self, api: &Api, node: &str, service: &Service) {
+        // Apply the slice again after a while, because somebody may have removed it. If nothing has
+        // changed, etcd writes nothing.
+        if matches!(self.applied, Some((true, at)) if at.elapsed() < RENEWAL_INTERVAL) {
             return;
         }
         let object = service::build_slice(node, self.address, &service.port_name);
         let path = service::slice_path(&self.name);
-        let applied = api.ask("apply_slice", &self.name, async |client| {
-            client.apply(&path, MANAGER, &object).await
+        let applied = api.make_request("apply_slice", &self.name, async |client| {
+            client.apply(&path, FIELD_MANAGER, &object).await
         });
         if applied.await.is_some() {
-            self.set(true);
+            self.record_presence(true);
         }
     }
 
-    async fn remove(&mut self, api: &Api) {
+    async fn remove_if_present(&mut self, api: &Api) {
         if !matches!(self.applied, Some((false, _))) && remove_slice(api, &self.name).await {
-            self.set(false);
+            self.record_presence(false);
         }
     }
 
-    fn set(&mut self, present: bool) {
+    fn record_presence(&mut self, present: bool) {
         let before = self
             .applied
             .replace((present, Instant::now()))
@@ -253,21 +260,21 @@ impl Slice {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::leases::tests::api;
+    use crate::leases::tests::make_api;
     use berth_testing::{Objects, serve_with};
     use serde_json::json;
 
-    /// The own slice exists while the Service names no other node, and is removed before the shim
-    /// leaves.
+    /// berth's slice exists while the Service names no other node. The shim removes the slice
+    /// before it leaves.
     #[tokio::test]
     async fn a_lone_node_has_a_slice_until_its_shim_leaves() {
         let (objects, temp) = (Objects::default(), tempfile::tempdir().unwrap());
         objects.set(
-            service::SERVICE,
+            service::SERVICE_PATH,
             Some(json!({"spec": {"ports": [{"name": "https"}]}})),
         );
         objects.set(
-            service::RECONCILED,
+            service::RECONCILED_SLICE,
             Some(json!({"endpoints": [{"addresses": ["10.0.0.5"]}]})),
         );
         let answers = objects.clone();
@@ -276,11 +283,11 @@ mod tests {
             phase: Phase::Joined,
             ..Facts::default()
         });
-        let (api, _) = api(&server, temp.path(), facts.clone());
+        let (api, _) = make_api(&server, temp.path(), facts.clone());
         let (out, mut is_out) = watch::channel(false);
         let (goes, going) = watch::channel(false);
         let mut slices = Slices::new(api, "cp-1", &["10.0.0.5:6443".parse().unwrap()], out);
-        let keeping = tokio::spawn(async move { slices.keep(facts, going).await });
+        let keeping = tokio::spawn(async move { slices.keep_slices(facts, going).await });
         let path = service::slice_path("berth-cp-1-ipv4");
         while !server.asked.recv().await.unwrap().0.starts_with("PATCH") {}
         assert_eq!(
@@ -293,7 +300,8 @@ mod tests {
         keeping.abort();
     }
 
-    /// A shim that leaves alone waits 2 s at most, and a read could not change its decision.
+    /// A shim that leaves without a sibling removes its slice without a read before. It has 2 s at
+    /// most, and a read could not change its decision.
     #[tokio::test]
     async fn a_lone_shim_that_leaves_only_requests_the_removal() {
         let temp = tempfile::tempdir().unwrap();
@@ -302,11 +310,11 @@ mod tests {
             phase: Phase::Joined,
             ..Facts::default()
         });
-        let (api, _) = api(&server, temp.path(), facts.clone());
+        let (api, _) = make_api(&server, temp.path(), facts.clone());
         let (out, is_out) = watch::channel(false);
         let mut slices = Slices::new(api, "cp-1", &["10.0.0.5:6443".parse().unwrap()], out);
         let facts = facts.borrow().clone();
-        slices.update(&facts, true).await;
+        slices.update_slices(&facts, true).await;
         assert!(
             server.asked.recv().await.unwrap().0.starts_with("DELETE "),
             "the removal is not the first request"

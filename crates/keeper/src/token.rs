@@ -1,13 +1,12 @@
-//! The token of the shim's service account. The shim renews the token, so nothing expires a year
-//! later.
+//! Renews the token of the shim's service account, so that the shim's credentials do not expire.
 //!
 //! `berth grant` writes the first token, with the right to request further tokens, for this account
-//! alone. Siblings share the file: the first sibling renews the token, and the other siblings read
-//! it.
+//! alone. Siblings share the file. The first one that finds the token due renews it, and the others
+//! read it.
 
 use crate::api::Api;
-use berth_cluster::account::{Claims, granted_token, token_path, token_request};
-use berth_node::instance::InstanceId;
+use berth_cluster::account::{Claims, parse_granted_token, token_path, token_request};
+use berth_node::instance_id::InstanceId;
 use berth_os::explained;
 use berth_os::file::{decode_text, read_open_small, replace_file};
 use std::fs;
@@ -16,16 +15,17 @@ use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// The file of the token.
+/// The file with the token of the shim's service account.
 #[derive(Debug, Clone)]
 pub(crate) struct TokenFile {
     path: PathBuf,
-    /// The temporary file of this shim alone: siblings write into the same directory.
+    /// The path of the temporary file, which only this shim uses. Siblings write into the same
+    /// directory.
     temporary: PathBuf,
 }
 
 impl TokenFile {
-    /// Makes the file of a token at a path that a kubeconfig names.
+    /// Names the token's file. A kubeconfig contains the file's path.
     pub(crate) fn new(path: &Path, instance: &InstanceId) -> Self {
         Self {
             path: path.to_owned(),
@@ -38,36 +38,41 @@ impl TokenFile {
         const REQUEST: &str = "renew_token";
         let path = self.path.clone();
         let claims = Claims::parse(
-            &api.with_files(move || decode_text(read_open_small(fs::File::open(path)?)?))
+            &api.run_file_access(move || decode_text(read_open_small(fs::File::open(path)?)?))
                 .await
                 .flatten()
                 .ok()?,
         )?;
         let account = claims.account.as_deref();
-        let Some(account) =
-            account.filter(|_| claims.renewal().is_some_and(|due| due <= SystemTime::now()))
-        else {
-            account.inspect(|account| api.forget(REQUEST, account));
+        let Some(account) = account.filter(|_| {
+            claims
+                .renewal_time()
+                .is_some_and(|due| due <= SystemTime::now())
+        }) else {
+            account.inspect(|account| api.forget_failure(REQUEST, account));
             return claims.until;
         };
         let path = token_path(account);
         let answer = api
-            .ask(REQUEST, account, async |client| {
+            .make_request(REQUEST, account, async |client| {
                 client.post(&path, &token_request()).await
             })
             .await;
-        let Some((token, until)) = answer.as_ref().and_then(granted_token) else {
+        let Some((token, until)) = answer.as_ref().and_then(parse_granted_token) else {
             return claims.until;
         };
         let (file, text) = (self.clone(), token.to_owned());
-        match api.with_files(move || file.write(&text)).await.flatten() {
+        match api
+            .run_file_access(move || file.write_token(&text))
+            .await
+            .flatten()
+        {
             Ok(()) => tracing::info!(account, "renewed the service account's token"),
             Err(error) => {
                 tracing::warn!(
                     code = %explained::TOKEN_NOT_WRITTEN,
                     path = %self.path.display(),
-                    "cannot write the renewed token: {error}; help: mount the directory, not the files, and give it to \
-                     the shim's uid, as `berth grant` leaves it"
+                    "cannot write the renewed token: {error}; help: mount the token's directory, not single files, and make the shim's uid the directory's owner, as `berth grant` does"
                 );
                 return claims.until;
             }
@@ -75,9 +80,9 @@ impl TokenFile {
         Some(until)
     }
 
-    /// Writes the token, and keeps the owner of the file: a sibling may have another uid than the
-    /// shim that renews.
-    fn write(&self, token: &str) -> io::Result<()> {
+    /// Writes the new token. The file keeps its owner, because a sibling may run with another uid
+    /// than this shim.
+    fn write_token(&self, token: &str) -> io::Result<()> {
         let owner = fs::metadata(&self.path)?;
         replace_file(&self.path, &self.temporary, |mut file| {
             if file.metadata()?.uid() != owner.uid() {
@@ -100,8 +105,8 @@ mod tests {
     use std::sync::Arc;
     use tokio::sync::watch;
 
-    /// Makes a token of a service account, issued `before` seconds before now, with an expiry
-    /// `after` seconds after now.
+    /// Makes a token of a service account. The token was issued `before` seconds ago and expires in
+    /// `after` seconds.
     fn make_token(account: &str, before: u64, after: u64) -> String {
         let now = SystemTime::now()
             .duration_since(SystemTime::UNIX_EPOCH)
@@ -113,8 +118,8 @@ mod tests {
         format!("e30.{}.sig", URL_SAFE_NO_PAD.encode(claims))
     }
 
-    /// A token is renewed after a third of its life, by its own service account, and written
-    /// atomically.
+    /// The service account renews its own token after a third of the token's life. The new token
+    /// replaces the file atomically.
     #[tokio::test]
     async fn a_due_token_is_renewed_and_stays_if_the_renewal_fails() {
         let temp = tempfile::tempdir().unwrap();
@@ -159,7 +164,8 @@ mod tests {
         let file = TokenFile::new(&path, &"a".parse().unwrap());
         let left_alone = [
             make_token("berth-system:berth-cp-1", 90, 210),
-            // An account of another namespace, which may have no Role to request tokens.
+            // This account is in another namespace. It may have no Role that allows it to request
+            // tokens.
             make_token("kube-system:berth-cp-1", 200, 100),
             "none".into(),
         ];

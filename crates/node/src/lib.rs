@@ -1,9 +1,9 @@
-//! A node's run directory: records, which let shims, instances and commands find each other, and
-//! the messages between them.
+//! A node's run directory. The run directory contains records and sockets. Shims, instances and
+//! commands find each other with the records, and exchange messages on the sockets.
 
 #![forbid(unsafe_code)]
 
-pub mod instance;
+pub mod instance_id;
 pub mod ipc;
 pub mod registry;
 pub mod snapshot;

@@ -1,6 +1,6 @@
-//! A snapshot of a run directory: every berth, instance and shim. For commands other than shims.
+//! A snapshot of a run directory: every berth, instance and shim. Commands use it; shims do not.
 
-use crate::instance::InstanceId;
+use crate::instance_id::InstanceId;
 use crate::registry::instance::{IgnoredFile, ListedInstance, list};
 use crate::registry::{BerthDir, Error, RunDir};
 use std::collections::BTreeSet;
@@ -12,23 +12,23 @@ pub struct RunDirSnapshot {
     pub path: PathBuf,
     /// The instances, sorted by berth and name.
     pub instances: Vec<KnownInstance>,
-    /// Files that are not valid records.
+    /// Files that are ignored, because they are not valid records.
     pub problems: Vec<IgnoredFile>,
 }
 
-/// An instance with a record, a shim's socket, or both.
+/// An instance that has a record, a shim's socket, or both.
 #[derive(Debug)]
 pub struct KnownInstance {
     pub berth: BerthDir,
     pub id: InstanceId,
     pub record: Option<ListedInstance>,
-    /// True if a shim's socket exists, of a live shim or a dead one.
+    /// True if a shim's socket exists. The shim may be alive or dead.
     pub socket: bool,
 }
 
 impl RunDirSnapshot {
-    /// Reads the run directory at `path`, or the default directory. A directory that does not exist
-    /// is empty.
+    /// Reads the run directory at `path`, or the default directory. If the directory does not
+    /// exist, the snapshot is empty.
     pub fn read(path: Option<&Path>) -> Result<Self, Error> {
         let path = path.map_or_else(RunDir::default_path, Path::to_path_buf);
         let mut node = Self {
@@ -41,7 +41,7 @@ impl RunDirSnapshot {
         };
         for berth in run_dir.berths()? {
             let listing = list(&berth).map_err(|why| Error::Read {
-                path: berth.instances(),
+                path: berth.instances_path(),
                 why,
             })?;
             node.problems.extend(listing.problems);

@@ -1,4 +1,4 @@
-//! Types that shims, their messages and records, and the commands share.
+//! Types that shims, commands, messages and records all use.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -8,18 +8,19 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
-/// ID of a shim's process, used because a pid could be reused. A shim that starts later has a
-/// larger ID. Its text form is 16 lower-case hexadecimal digits; messages carry the number.
+/// ID of a shim's process. A process ID would not do, because another process can get it later. A
+/// shim that starts later has a larger ID. Its text form is 16 lower-case hexadecimal digits;
+/// messages carry the number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ShimId(pub u64);
 
 impl ShimId {
-    /// Number of random low bits of an ID. The 40 bits above them count milliseconds for 34 years.
+    /// Number of random bits at the end of an ID. The 40 bits before them count milliseconds, which
+    /// suffices for 34 years.
     const RANDOM_BITS: u32 = 24;
 
-    /// Returns the ID of a shim that starts at `start`, a time since the boot. All processes of a
-    /// node share the boot.
+    /// Returns the ID of a shim that starts at `start`, a time since the node's boot.
     pub fn new(start: Duration, random: u64) -> Self {
         let start = u64::try_from(start.as_millis()).unwrap_or(u64::MAX);
         Self(start << Self::RANDOM_BITS | random & ((1 << Self::RANDOM_BITS) - 1))
@@ -37,36 +38,36 @@ impl FromStr for ShimId {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let id = u64::from_str_radix(text, 16).map(Self).ok();
-        // Reject a sign, capitals, or fewer digits: each shim has exactly one name.
+        // The text must have exactly the form that `Display` writes, so that each shim has one name
+        // only. A sign, capitals or fewer digits are refused.
         id.filter(|id| id.to_string() == text)
             .ok_or("a holder is 16 lower-case hexadecimal digits")
     }
 }
 
-/// The [`Speedup`] of this process.
-static DIVISOR: AtomicU32 = AtomicU32::new(1);
+/// The divisor that [`Speedup::speed_up_process`] sets for this process.
+static WAIT_DIVISOR: AtomicU32 = AtomicU32::new(1);
 
-/// Returns the duration of a fixed time that no option sets: `usual`, shortened by
-/// [`Speedup::apply`].
+/// Shortens a time that no option sets: returns `usual`, divided as [`Speedup`] says.
 pub fn shorten_wait(usual: Duration) -> Duration {
-    usual / DIVISOR.load(Relaxed)
+    usual / WAIT_DIVISOR.load(Relaxed)
 }
 
-/// Divisor of the fixed times that no option sets. A test of a whole process then does not wait for
-/// the long intervals of a real network. 1 for users.
+/// Divides the fixed times that no option sets, so that a test of a whole process need not wait for
+/// the long intervals of a real network. Outside of tests, the divisor is 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Speedup(NonZeroU32);
 
 impl Speedup {
     pub const NONE: Self = Self(NonZeroU32::MIN);
 
-    /// Shortens the fixed times of this process. Call this once, before anything runs.
-    pub fn apply(self) {
-        DIVISOR.store(self.0.get(), Relaxed);
+    /// Divides the fixed times of this process from now on. Call this once, before anything runs.
+    pub fn speed_up_process(self) {
+        WAIT_DIVISOR.store(self.0.get(), Relaxed);
     }
 
-    /// Returns the usual time, shortened.
-    pub fn of(self, usual: Duration) -> Duration {
+    /// Returns the usual time, divided by this divisor.
+    pub fn shorten(self, usual: Duration) -> Duration {
         usual / self.0.get()
     }
 }
@@ -93,23 +94,27 @@ impl FromStr for Speedup {
     }
 }
 
-/// ID of a listening socket and all its duplicates (`SO_COOKIE`).
+/// The kernel's number for a listening socket (`SO_COOKIE`). All duplicates of a socket have the
+/// same number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Cookie(pub u64);
 
-/// The state of a shim. Messages call this field `phase`.
+/// The state of a shim in its group of siblings. In messages, the field is named `phase`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
     Joined,
-    /// The shim no longer listens, lets its connections end, and holds guards until it exits.
+    /// The shim no longer listens, and lets its connections end. Until it exits, it holds
+    /// duplicates of its siblings' listeners (guards).
     Left,
-    /// No instance was reachable for longer than `--hold`: clients are refused at once.
+    /// The shim refuses clients at once, because no instance was reachable for longer than
+    /// `--hold`.
     #[serde(rename = "dry")]
     Refusing,
-    /// The shim's ports are bound and do not listen: its instance was not ready yet, or the shim
-    /// had left and is about to listen again. The shim holds guards, and accepts from orphans. An
+    /// The shim has bound its ports and does not listen: its instance has not been ready yet, or
+    /// the shim had left and is about to listen again. The shim holds duplicates of its siblings'
+    /// listeners (guards). When the owner of a guard is gone, the shim accepts from the guard. An
     /// unknown phase of a later version is read as `Waiting`, in which a shim does nothing for
     /// others.
     #[default]
@@ -130,11 +135,11 @@ impl Phase {
     }
 }
 
-/// Health of an instance, which decides about new connections.
+/// Health of an instance. It decides whether the instance gets new connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum InstanceHealth {
-    /// `rise` consecutive probes passed.
+    /// The instance has passed `rise` consecutive probes.
     Ready,
     /// The instance was ready, then `fall` consecutive probes failed, but no connection was
     /// refused. The instance is used when no instance is ready, because a probe that times out
@@ -163,9 +168,9 @@ impl InstanceHealth {
 pub struct Announce {
     pub phase: Phase,
     pub ready: bool,
-    /// True if the shim knows an instance that can get connections.
+    /// True if the shim knows an instance to which connections can go.
     pub reachable: bool,
-    /// True if the shim leaves for good and takes over no more listeners.
+    /// True if the shim leaves for good, and takes over no listeners any more.
     pub leaving: bool,
     pub owns: BTreeSet<Cookie>,
     pub accepts: BTreeSet<Cookie>,

@@ -1,4 +1,4 @@
-//! Reasons why there is no steering, with the fix.
+//! Errors: each says why connections cannot be steered, and how to fix that.
 
 use super::self_test::Tried;
 use berth_os::bpf::{Refused, Step};
@@ -9,8 +9,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(
-        "{refused}: steering needs Linux 5.9 or newer with CONFIG_BPF_SYSCALL, localhost 5.14 with \
-         CONFIG_CGROUP_BPF; this is {kernel}"
+        "{refused}: steering needs Linux 5.9 or newer with CONFIG_BPF_SYSCALL, and for localhost Linux 5.14 or newer with CONFIG_CGROUP_BPF; this kernel is {kernel}"
     )]
     Kernel { refused: Refused, kernel: String },
     #[error(
@@ -21,15 +20,14 @@ pub enum Error {
         refused: Refused,
         lacks: Vec<&'static str>,
     },
-    /// Capabilities count in the first user namespace only, and other namespaces may refuse bpf(2).
+    /// The process has the capabilities, and is refused nevertheless. They count in the first user
+    /// namespace only, and a policy may forbid bpf(2).
     #[error(
-        "{0}: this process has CAP_BPF and CAP_NET_ADMIN, so something else forbids it: a user namespace (run it outside), a seccomp \
-         or LSM profile without bpf(2), lockdown of the kernel, or before Linux 5.11 the limit of locked memory (ulimit -l unlimited)"
+        "{0}: this process has CAP_BPF and CAP_NET_ADMIN, so the cause is something else: a user namespace (run berth outside), a seccomp or LSM profile without bpf(2), kernel lockdown, or, before Linux 5.11, the limit of locked memory (ulimit -l unlimited)"
     )]
     Forbidden(Refused),
     #[error(
-        "the kernel does not accept berth's BPF program: steering needs Linux 5.9 or newer, localhost 5.14; this is \
-         {kernel}, if it is new enough, please report this. {refused}"
+        "the kernel does not accept berth's BPF program: steering needs Linux 5.9 or newer, and for localhost Linux 5.14 or newer; this kernel is {kernel}; if the kernel is new enough, please report this error. {refused}"
     )]
     Verifier { refused: Refused, kernel: String },
     #[error("cannot inspect the listener to steer to: {0}")]
@@ -39,7 +37,7 @@ pub enum Error {
     )]
     Elsewhere,
     #[error(
-        "{0}: 64 programs steer in this network namespace already, which is the kernel's limit; end one (bpftool net)"
+        "{0}: 64 programs, the kernel's limit, steer in this network namespace already; end one of the programs (bpftool net)"
     )]
     Full(Refused),
     #[error("cannot open this thread's network namespace: {0}: is /proc mounted?")]
@@ -47,7 +45,7 @@ pub enum Error {
     #[error("cannot open the cgroup {path}: {source}", path = .0.display(), source = .1)]
     Cgroup(PathBuf, io::Error),
     #[error(
-        "cannot name this network namespace to the kernel: {0}: localhost needs Linux 5.14 or newer"
+        "cannot name this network namespace to the kernel: {0}: steering of localhost needs Linux 5.14 or newer"
     )]
     Cookie(io::Error),
     #[error("{0}")]
@@ -57,16 +55,16 @@ pub enum Error {
         to: std::net::SocketAddr,
         why: String,
     },
-    #[error("self-test: cannot be made, neither by IPv4 ({ipv4}) nor by IPv6 ({ipv6})")]
+    #[error("self-test: neither IPv4 ({ipv4}) nor IPv6 ({ipv6}) allows the test")]
     Untried { ipv4: Tried, ipv6: Tried },
 }
 
 impl From<Refused> for Error {
     fn from(refused: Refused) -> Self {
-        // If the lookup fails, missing capabilities are not named.
+        // If this process's capabilities cannot be read, the error names none as missing.
         explain_refusal(
             refused,
-            process::lacks_for_bpf().unwrap_or_default(),
+            process::missing_capabilities_for_bpf().unwrap_or_default(),
             process::kernel_release,
         )
     }
@@ -85,8 +83,8 @@ pub(super) fn explain_refusal(
         (_, Some(libc::EPERM | libc::EACCES)) if lacks.is_empty() => Error::Forbidden(refused),
         (_, Some(libc::EPERM | libc::EACCES)) => Error::Capabilities { refused, lacks },
         (Step::Link, Some(libc::E2BIG)) => Error::Full(refused),
-        // The kernel does not know the system call, the command, the type of map or of program, or
-        // one of its fields.
+        // These errors mean that the kernel lacks the system call, the command, the type of map or
+        // program, or a field.
         (
             Step::Map | Step::Program | Step::Link | Step::Query,
             Some(libc::ENOSYS | libc::EINVAL | libc::E2BIG),

@@ -1,4 +1,4 @@
-//! Tests that this kernel steers, on a free port of an address of this node.
+//! Tests whether this kernel steers connections, on a free port of an address of this node.
 
 use super::{Error, Purpose, Steering};
 use berth_os::{netdevice, socket};
@@ -10,14 +10,14 @@ use std::path::Path;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 
-/// Timeout of a connection of this node to itself, on a busy node.
+/// Time limit for a connection of this node to itself. The node may be busy.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The result of the test in one address family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Tried {
     Arrived,
-    /// The test could not be made, and the reason: nothing to steer in the family.
+    /// The family was not tested, because there is nothing to steer in it. The text is the reason.
     Skipped(String),
 }
 
@@ -31,7 +31,7 @@ impl fmt::Display for Tried {
 }
 
 /// Steers an IPv4 and an IPv6 connection, each to a port on which nothing listens, at an address of
-/// this node. Nothing of the test remains.
+/// this node. Afterwards, no program, listener or connection of the test is left.
 ///
 /// # Errors
 /// A requirement is missing, a connection did not arrive, or neither family could be tested.
@@ -44,7 +44,7 @@ pub async fn self_test() -> Result<[Tried; 2], Error> {
     }
 }
 
-/// Runs the [`self_test`] for connections of this process to localhost, by IPv4 alone.
+/// Tests steering of connections to localhost, like [`self_test`], but by IPv4 alone.
 ///
 /// # Errors
 /// Errors of [`self_test`] and of [`Steering::cover_localhost`].
@@ -56,7 +56,7 @@ pub async fn self_test_of_localhost(cgroup: &Path) -> Result<(), Error> {
     let to = socket::local_address(reserved.as_fd()).map_err(Error::Listener)?;
     let mut steering = Steering::new(Purpose::SelfTest, to.port(), &[to.ip()], PATIENCE * 2)?;
     steering.cover_localhost(cgroup, "", to.port(), &[to.ip()])?;
-    steering.give_to(listener.as_fd())?;
+    steering.steer_to(listener.as_fd())?;
     steering.start();
     check_arrival(to, &listener).await
 }
@@ -77,21 +77,22 @@ async fn try_family(loopback: IpAddr) -> Result<Tried, Error> {
         )));
     };
     let steering = Steering::new(Purpose::SelfTest, to.port(), &[to.ip()], PATIENCE * 2)?;
-    steering.give_to(listener.as_fd())?;
+    steering.steer_to(listener.as_fd())?;
     steering.start();
     check_arrival(to, &listener).await.map(|()| Tried::Arrived)
 }
 
-/// Checks that a connection to an address arrives at a listener.
+/// Connects to an address. Checks that the connection arrives at the given listener, to which it is
+/// steered.
 pub(super) async fn check_arrival(to: SocketAddr, listener: &TcpListener) -> Result<(), Error> {
     #[cfg(debug_assertions)]
-    if berth_os::bpf::is_unsteered() {
+    if berth_os::bpf::is_steering_turned_off() {
         return Ok(());
     }
     let both = async {
         let client = TcpStream::connect(to).await?;
         let own = client.local_addr()?;
-        // Connections of other clients may arrive at this port, too.
+        // Clients may connect to this port, too, so wait for the test's own connection.
         while listener.accept().await?.1 != own {}
         Ok::<_, io::Error>(())
     };
@@ -108,8 +109,8 @@ pub(super) async fn check_arrival(to: SocketAddr, listener: &TcpListener) -> Res
     Err(Error::NotArrived { to, why })
 }
 
-/// Finds an address of this node from which connections are steered. Returns a port on which
-/// nothing listens, reserved by a socket that does not listen either.
+/// Finds an address of this node from which connections are steered. Returns this address with a
+/// free port, and a socket that reserves the port without listening.
 pub(super) fn free_port(ipv4: bool) -> Option<(OwnedFd, SocketAddr)> {
     let steered = |ip: &IpAddr| match ip {
         IpAddr::V4(_) => ipv4 && !ip.is_loopback(),

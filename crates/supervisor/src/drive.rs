@@ -1,10 +1,12 @@
-//! The driver: a loop over epoll(7) that passes each event to the machine and carries out the
-//! machine's actions.
+//! The driver of the state machine. Its loop over epoll(7) passes each event to the machine and
+//! carries out the machine's actions.
 
 use crate::machine::{Action, Client, Machine, Phase};
 use crate::obstacle::Obstacle;
-use berth_node::instance::InstanceId;
-use berth_node::ipc::supervisor::{FromShim, LATER, TOGETHER, ToShim, VERSION, parse_message};
+use berth_node::instance_id::InstanceId;
+use berth_node::ipc::supervisor::{
+    FromShim, MAX_TAKEN, TAKEN_DELAY, ToShim, VERSION, parse_message,
+};
 use berth_os::explained;
 use berth_os::process::{KILL_CHILD, raise_file_limit, reap_child, send_signal};
 use berth_os::seccomp::{self, Answer, Call, Child, Notification};
@@ -22,22 +24,24 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
-/// Numbers of descriptors in epoll. Connections of shims have higher numbers.
-const CALLS: u64 = 0;
-const SIGNALS: u64 = 1;
-const SHIMS: u64 = 2;
-const LISTENER: u64 = 3;
+/// Numbers that identify descriptors in epoll's events. The connection of a shim has a higher
+/// number.
+const CALLS_EVENT: u64 = 0;
+const SIGNALS_EVENT: u64 = 1;
+const SHIMS_EVENT: u64 = 2;
+const LISTENER_EVENT: u64 = 3;
 
 #[derive(Debug)]
 pub struct Config {
     pub instance: InstanceId,
-    /// Address that the server will bind, in exactly this form.
+    /// Address that the server will bind. The supervisor recognises the server's bind(2) only by
+    /// exactly this address.
     pub address: SocketAddr,
-    /// Listener for shims, in a directory that nobody else can enter: see
-    /// [`berth_node::ipc::listen_at`].
+    /// The listener on which shims connect to the supervisor. Its directory is closed to other
+    /// users: see [`berth_node::ipc::listen_at`].
     pub shims: OwnedFd,
-    /// Forward each signal only once, however often it comes: when a parent with several threads
-    /// dies, its death signal comes once for each thread.
+    /// Forward each signal only once, however often it comes. When a parent with several threads
+    /// dies, the kernel sends its death signal once for each thread.
     pub once: bool,
 }
 
@@ -49,24 +53,26 @@ pub struct Supervisor {
     machine: Machine<OwnedFd>,
     epoll: Epoll,
     signals: SignalFd,
-    /// Signals that were forwarded.
+    /// Signals that the supervisor has forwarded to the server.
     forwarded: BTreeSet<u32>,
     began: Instant,
     /// A duplicate of the server's listener.
     listener: Option<OwnedFd>,
-    /// A connection of the supervisor itself, with its address. The peer stays in the accept queue:
-    /// without a queued connection epoll reports no bell.
+    /// A connection that the supervisor itself has made to the server's listener, with its local
+    /// address. It stays in the accept queue, because the server can be woken ([`Action::Ring`])
+    /// only while a connection is queued.
     parked: Option<(TcpStream, SocketAddr)>,
     shims: BTreeMap<u64, OwnedFd>,
-    /// Clients of shims that the server has accepted and the shims do not know of yet, and the time
-    /// to send the message. A message wakes a shim, so accepted clients are collected.
+    /// Clients that the server has accepted, by shim, and the time at which to report them by
+    /// [`ToShim::Taken`]. Each message wakes a shim, so one message reports several clients.
     taken: BTreeMap<u64, Vec<u64>>,
     taken_due: Option<Duration>,
-    /// The number of the latest shim.
+    /// The number of the shim that connected last.
     latest_shim: u64,
-    /// True if a shim's connection could not be accepted.
+    /// True if the last connection of a shim could not be accepted.
     accept_failed: bool,
-    /// Reason why the server accepts clients by itself.
+    /// Reason why the supervisor cannot hand over clients, and the server accepts clients by
+    /// itself.
     obstacle: Option<Obstacle>,
 }
 
@@ -81,7 +87,8 @@ impl Supervisor {
     /// The error of `run`, and errors of [`seccomp::start_filtered`] and other system calls.
     pub fn start(config: Config, run: impl FnOnce() -> io::Error) -> io::Result<Self> {
         let mut signals = SigSet::all();
-        // Job control stops this process alone, and SIGPIPE concerns writes of this process.
+        // These signals are not forwarded. A signal of job control should stop this process alone,
+        // and SIGPIPE concerns writes of this process.
         let own = [
             Signal::SIGTSTP,
             Signal::SIGTTIN,
@@ -91,23 +98,23 @@ impl Supervisor {
         own.into_iter().for_each(|signal| signals.remove(signal));
         let supervisor = Self::launch(config, &signals, run)?;
         supervisor.child.await_exec()?;
-        // Only now, because the server inherits limits.
+        // Raise the limit after the server has started, because the server would inherit it.
         raise_file_limit()?;
         Ok(supervisor)
     }
 
-    /// Like [`Supervisor::start`], but `run` need not execute a program. This process receives
-    /// `signals`, which include SIGCHLD.
+    /// Starts the server like [`Supervisor::start`], but `run` may serve without executing a
+    /// program. This process receives `signals`, which include SIGCHLD.
     pub(crate) fn launch(
         config: Config,
         signals: &SigSet,
         run: impl FnOnce() -> io::Error,
     ) -> io::Result<Self> {
-        // The signals are blocked before the fork, so that no signal is missed.
+        // Block the signals before the fork, so that none is lost.
         let mask = signals.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
         let child = seccomp::start_filtered(|| {
-            // The supervisor forwards a terminal's signals: in the supervisor's process group, the
-            // server would get them twice.
+            // Give the server a process group of its own. In the supervisor's group, it would get a
+            // terminal's signals twice, because the supervisor forwards them.
             let group = setpgid(Pid::from_raw(0), Pid::from_raw(0));
             group
                 .and_then(|()| mask.thread_set_mask())
@@ -126,21 +133,21 @@ impl Supervisor {
             shims: BTreeMap::new(),
             taken: BTreeMap::new(),
             taken_due: None,
-            latest_shim: LISTENER,
+            latest_shim: LISTENER_EVENT,
             accept_failed: false,
             obstacle: None,
         };
-        supervisor.watch(&supervisor.child, EpollFlags::EPOLLIN, CALLS)?;
-        supervisor.watch(&supervisor.signals, EpollFlags::EPOLLIN, SIGNALS)?;
-        supervisor.watch(
+        supervisor.watch_descriptor(&supervisor.child, EpollFlags::EPOLLIN, CALLS_EVENT)?;
+        supervisor.watch_descriptor(&supervisor.signals, EpollFlags::EPOLLIN, SIGNALS_EVENT)?;
+        supervisor.watch_descriptor(
             &supervisor.config.shims,
             EpollFlags::EPOLLIN | EpollFlags::EPOLLET,
-            SHIMS,
+            SHIMS_EVENT,
         )?;
         Ok(supervisor)
     }
 
-    /// The server's process ID.
+    /// Returns the server's process ID.
     pub fn pid(&self) -> i32 {
         self.child.pid
     }
@@ -151,10 +158,10 @@ impl Supervisor {
     /// Errors of indispensable system calls. The server ends with this process.
     pub fn run(mut self) -> io::Result<ExitStatus> {
         let status = self.drive()?;
-        // The listener ended with the server.
+        // The server's listener has ended with the server.
         self.machine.on_listener_checked(false);
-        self.carry_out();
-        self.send_taken();
+        self.carry_out_actions();
+        self.send_taken_clients();
         Ok(status)
     }
 
@@ -162,7 +169,7 @@ impl Supervisor {
     pub(crate) fn drive(&mut self) -> io::Result<ExitStatus> {
         let mut events = [EpollEvent::empty(); 64];
         loop {
-            // Round up, because epoll counts whole milliseconds.
+            // epoll counts whole milliseconds: round up, so as not to wake early.
             let wake = self
                 .machine
                 .wake_at()
@@ -180,32 +187,34 @@ impl Supervisor {
             };
             let now = self.began.elapsed();
             self.machine.tick(now);
-            self.carry_out();
+            self.carry_out_actions();
             if self.taken_due.is_some_and(|at| at <= now) {
-                self.send_taken();
+                self.send_taken_clients();
             }
             for event in &events[..count] {
                 match event.data() {
-                    CALLS if event.events().contains(EpollFlags::EPOLLIN) => self.receive_call()?,
-                    // No process is under the filter any more; the end of the server comes next.
-                    CALLS => {}
-                    SIGNALS => {
+                    CALLS_EVENT if event.events().contains(EpollFlags::EPOLLIN) => {
+                        self.receive_call()?;
+                    }
+                    // The last process under the filter has ended. The signal SIGCHLD follows.
+                    CALLS_EVENT => {}
+                    SIGNALS_EVENT => {
                         if let Some(status) = self.receive_signals()? {
                             return Ok(status);
                         }
                     }
-                    SHIMS => self.accept_shims(),
-                    // The server has ended its listener by shutdown(2). (Epoll reports EPOLLHUP
-                    // also before listen(2).)
-                    LISTENER
+                    SHIMS_EVENT => self.accept_shims(),
+                    // The server has shut down its listener by shutdown(2). (Before listen(2),
+                    // epoll reports EPOLLHUP too.)
+                    LISTENER_EVENT
                         if event.events().contains(EpollFlags::EPOLLHUP) && self.is_listening() =>
                     {
                         self.machine.on_listener_checked(false);
                     }
-                    LISTENER => self.accept_own(),
-                    shim => self.read_shim(shim),
+                    LISTENER_EVENT => self.accept_client(),
+                    shim => self.handle_shim_message(shim),
                 }
-                self.carry_out();
+                self.carry_out_actions();
             }
             if self.accept_failed {
                 self.accept_shims();
@@ -213,12 +222,12 @@ impl Supervisor {
         }
     }
 
-    fn watch(&self, what: impl AsFd, events: EpollFlags, number: u64) -> io::Result<()> {
+    fn watch_descriptor(&self, what: impl AsFd, events: EpollFlags, number: u64) -> io::Result<()> {
         Ok(self.epoll.add(what, EpollEvent::new(events, number))?)
     }
 
     fn receive_call(&mut self) -> io::Result<()> {
-        let Some(call) = self.child.receive()? else {
+        let Some(call) = self.child.receive_notification()? else {
             return Ok(());
         };
         let by_server = self.child.has_thread(call.thread);
@@ -231,7 +240,7 @@ impl Supervisor {
             self.machine.on_accept(call, by_server, blocking);
         } else {
             self.machine.on_listener_checked(self.has_listener());
-            let its_address = match self.child.binds(&call, self.config.address) {
+            let its_address = match self.child.check_bind(&call, self.config.address) {
                 Err(error) if by_server => Err(Obstacle::Memory(error)),
                 Ok(true) if !by_server && self.machine.phase() == Phase::Starting => {
                     Err(Obstacle::Descendant)
@@ -247,7 +256,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// True if the server has the descriptor of its listener, or if /proc does not show
+    /// True if the server still has its listener open, or if /proc does not show the server's
     /// descriptors.
     fn has_listener(&self) -> bool {
         let (Phase::Bound(number) | Phase::Listening(number)) = self.machine.phase() else {
@@ -261,17 +270,19 @@ impl Supervisor {
         self.listener.as_ref().is_some_and(has)
     }
 
-    /// Result of [`crate::self_test()`]: Ok if the server accepted a client that was handed over,
-    /// and `run` ended without an error.
-    pub(crate) fn outcome(self, status: ExitStatus) -> Result<(), Obstacle> {
+    /// Returns the result of [`crate::self_test()`]. The result is Ok if the server accepted a
+    /// client that was handed over, and `run` ended without an error.
+    pub(crate) fn check_outcome(self, status: ExitStatus) -> Result<(), Obstacle> {
         match (self.obstacle, self.machine.phase(), status.code()) {
             (Some(obstacle), ..) => Err(obstacle),
             (None, Phase::Listening(_), Some(_)) => Ok(self.child.await_exec()?),
-            _ => Err(io::Error::other(format!("the server ends with {status}")).into()),
+            _ => Err(
+                io::Error::other(format!("the server of the self-test ended with {status}")).into(),
+            ),
         }
     }
 
-    /// Logs and keeps an obstacle.
+    /// Logs an obstacle, and keeps it for [`Self::check_outcome`].
     fn record_obstacle(&mut self, obstacle: Obstacle) {
         tracing::warn!(
             code = %explained::SUPERVISOR,
@@ -280,13 +291,14 @@ impl Supervisor {
         self.obstacle = Some(obstacle);
     }
 
-    /// Forwards signals. Returns the server's status once it has ended.
+    /// Reads and forwards this process's signals. Returns the server's status once the server has
+    /// ended.
     fn receive_signals(&mut self) -> io::Result<Option<ExitStatus>> {
         while let Some(signal) = self.signals.read_signal()? {
             let is_repeated = !self.forwarded.insert(signal.ssi_signo) && self.config.once;
             let signal = signal.ssi_signo.cast_signed();
             if signal != Signal::SIGCHLD as i32 && !is_repeated {
-                self.forward(signal);
+                self.forward_signal(signal);
             }
         }
         loop {
@@ -298,7 +310,7 @@ impl Supervisor {
         }
     }
 
-    fn forward(&mut self, signal: i32) {
+    fn forward_signal(&mut self, signal: i32) {
         let signal = if signal == KILL_CHILD as i32 {
             Signal::SIGKILL as i32
         } else {
@@ -308,7 +320,8 @@ impl Supervisor {
             tracing::warn!(signal, %error, "cannot signal the server");
         }
         if signal == Signal::SIGTERM as i32 {
-            // A stopped server handles SIGTERM only after SIGCONT. systemd also sends both.
+            // If the server is stopped, it handles SIGTERM only after SIGCONT. systemd also sends
+            // both.
             let _ = send_signal(self.child.pid, Signal::SIGCONT as i32);
         }
         self.machine.on_signal();
@@ -318,8 +331,8 @@ impl Supervisor {
         matches!(self.machine.phase(), Phase::Listening(_))
     }
 
-    /// Accepts connections of shims. If no descriptor is left, the connections wait for the next
-    /// event of any kind.
+    /// Accepts connections of shims. If this process has no descriptor left, the connections wait,
+    /// and the next event of any kind makes the driver try again.
     fn accept_shims(&mut self) {
         loop {
             match self.accept_shim() {
@@ -343,9 +356,9 @@ impl Supervisor {
     fn accept_shim(&mut self) -> io::Result<()> {
         let shim = seqpacket::accept(self.config.shims.as_fd())?;
         self.latest_shim += 1;
-        self.watch(&shim, EpollFlags::EPOLLIN, self.latest_shim)?;
+        self.watch_descriptor(&shim, EpollFlags::EPOLLIN, self.latest_shim)?;
         self.shims.insert(self.latest_shim, shim);
-        self.send(
+        self.send_to_shim(
             self.latest_shim,
             &ToShim::Hello {
                 version: VERSION,
@@ -353,29 +366,31 @@ impl Supervisor {
             },
         );
         match self.machine.phase() {
-            Phase::Listening(_) => self.send(self.latest_shim, &ToShim::Listening),
-            Phase::Closed => self.send(self.latest_shim, &ToShim::Closed),
+            Phase::Listening(_) => self.send_to_shim(self.latest_shim, &ToShim::Listening),
+            Phase::Closed => self.send_to_shim(self.latest_shim, &ToShim::Closed),
             Phase::Starting | Phase::Bound(_) => {}
         }
         Ok(())
     }
 
-    /// Sends a message to a shim, if it is still connected. There is room: a shim that reads
-    /// nothing does not send more clients.
-    fn send(&self, shim: u64, message: &ToShim) {
+    /// Sends a message to a shim, if it is still connected. The socket has room for the message,
+    /// because a shim that reads nothing sends no more clients.
+    fn send_to_shim(&self, shim: u64, message: &ToShim) {
         let Some(socket) = self.shims.get(&shim) else {
             return;
         };
         let sent = serde_json::to_vec(message).map_err(io::Error::from);
-        // An error means that the shim has ended.
-        let _ = sent.and_then(|message| seqpacket::transmit(socket.as_fd(), &message, &[]));
+        // If this fails, the shim has ended.
+        let _ = sent.and_then(|message| seqpacket::transmit_message(socket.as_fd(), &message, &[]));
     }
 
-    fn send_all(&self, message: &ToShim) {
-        self.shims.keys().for_each(|shim| self.send(*shim, message));
+    fn send_to_all_shims(&self, message: &ToShim) {
+        self.shims
+            .keys()
+            .for_each(|shim| self.send_to_shim(*shim, message));
     }
 
-    fn read_shim(&mut self, number: u64) {
+    fn handle_shim_message(&mut self, number: u64) {
         let Some(shim) = self.shims.get(&number) else {
             return;
         };
@@ -387,16 +402,17 @@ impl Supervisor {
                         peer,
                         from: Some((number, seq)),
                     }),
-                    // The client has left.
+                    // The client has closed its connection, and has no address any more.
                     Err(error) => {
-                        tracing::debug!(%error, "a client was given back to the shim");
-                        self.send(number, &ToShim::Back { seq });
+                        tracing::debug!(%error, "gave a client back to the shim");
+                        self.send_to_shim(number, &ToShim::Back { seq });
                     }
                 }
             }
-            Ok((FromShim::Recall { seq }, _)) => self.machine.recall(number, seq),
+            Ok((FromShim::Recall { seq }, _)) => self.machine.recall_client(number, seq),
             Ok(_) => {}
-            // The shim died with unread messages. Its own messages can still be read.
+            // The shim died before it read every message. The messages that it sent can still be
+            // read.
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {}
             Err(error) => {
                 if error.kind() != io::ErrorKind::UnexpectedEof {
@@ -405,25 +421,27 @@ impl Supervisor {
                         %error,
                         "the connection of a shim is ended"
                     );
-                    self.machine.discard(number);
-                    self.carry_out();
-                    // The shim takes back every client without an acknowledgement.
-                    self.send_taken();
+                    self.machine.discard_clients_of_shim(number);
+                    self.carry_out_actions();
+                    // The shim takes back every client that has no acknowledgement, so send the
+                    // pending acknowledgements.
+                    self.send_taken_clients();
                 }
                 self.shims.remove(&number);
             }
         }
     }
 
-    /// Accepts the clients that dialled the server's own address. At most as many as a shim may
-    /// send; further clients wait in the accept queue.
-    fn accept_own(&mut self) {
+    /// Accepts clients that dialled the server's own address, at most as many as a shim may send.
+    /// Further clients wait in the accept queue.
+    fn accept_client(&mut self) {
         let mut unparked = false;
         while self.is_listening()
-            && !self.machine.is_full(None)
+            && !self.machine.is_shim_queue_full(None)
             && let Some(listener) = &self.listener
         {
-            // The queue is checked first: accept(2) would wait if the listener is blocking.
+            // Check the queue first: if the listener is blocking and the queue is empty, accept(2)
+            // would wait.
             if socket::queue_length(listener.as_fd()).unwrap_or_default()
                 <= u32::from(self.parked.is_some())
             {
@@ -454,15 +472,16 @@ impl Supervisor {
             }
         }
         if unparked {
-            self.park();
+            self.park_connection();
         }
     }
 
-    fn park(&mut self) {
+    fn park_connection(&mut self) {
         let Some(listener) = &self.listener else {
             return;
         };
-        // False if somebody else has a duplicate of the listener and has accepted the connection.
+        // True if the supervisor's own connection still waits in the accept queue. False if another
+        // process, with a duplicate of the listener, has accepted it.
         let is_there = |(end, _): &(TcpStream, _)| {
             socket::queue_length(listener.as_fd()).is_ok_and(|length| length > 0)
                 || end.peer_addr().is_err()
@@ -474,19 +493,19 @@ impl Supervisor {
                 tracing::warn!(
                     code = %explained::SUPERVISOR,
                     %error,
-                    "cannot wake the server: cannot connect to its address"
+                    "cannot wake the server: cannot connect to the server's address"
                 );
             };
             self.parked = parked.inspect_err(warn).ok();
         }
     }
 
-    fn carry_out(&mut self) {
+    fn carry_out_actions(&mut self) {
         while let Some(action) = self.machine.next_action() {
             match action {
                 Action::Continue(call) => self.answer(call, Answer::Continue),
                 Action::Fail(call, errno) => self.answer(call, Answer::Error(errno)),
-                Action::Swap(call) => match self.swap(&call) {
+                Action::Swap(call) => match self.swap_socket(&call) {
                     Ok(()) => self.answer(call, Answer::Value(0)),
                     Err(obstacle) => {
                         self.record_obstacle(obstacle);
@@ -494,13 +513,13 @@ impl Supervisor {
                     }
                 },
                 Action::Listening => {
-                    self.send_all(&ToShim::Listening);
-                    self.accept_own();
+                    self.send_to_all_shims(&ToShim::Listening);
+                    self.accept_client();
                 }
                 Action::HandOver(call, client) => {
-                    let how = self
-                        .child
-                        .hand_over(&call, client.socket.as_fd(), client.peer);
+                    let how =
+                        self.child
+                            .hand_over_client(&call, client.socket.as_fd(), client.peer);
                     if let Err(error) = &how {
                         tracing::debug!(peer = %client.peer, %error, "the server did not accept a client");
                     }
@@ -509,22 +528,23 @@ impl Supervisor {
                 Action::Taken(Client {
                     from: Some((shim, seq)),
                     ..
-                }) => self.record_taken(shim, seq),
+                }) => self.record_taken_client(shim, seq),
                 Action::Back(Client {
                     from: Some((shim, seq)),
                     ..
-                }) => self.send(shim, &ToShim::Back { seq }),
-                // Another client of the server's own address may be accepted.
-                Action::Taken(_) | Action::Back(_) => self.accept_own(),
+                }) => self.send_to_shim(shim, &ToShim::Back { seq }),
+                // A client of the server's own address is done with, so there is room for another
+                // one.
+                Action::Taken(_) | Action::Back(_) => self.accept_client(),
                 Action::Ring => {
-                    self.park();
+                    self.park_connection();
                     self.listener
                         .as_ref()
                         .inspect(|listener| socket::wake_pollers(listener.as_fd()));
                 }
                 Action::Look => self.machine.on_listener_checked(self.has_listener()),
                 Action::Close => {
-                    self.send_all(&ToShim::Closed);
+                    self.send_to_all_shims(&ToShim::Closed);
                     (self.listener, self.parked) = (None, None);
                 }
             }
@@ -532,51 +552,53 @@ impl Supervisor {
     }
 
     fn answer(&self, call: Notification, answer: Answer) {
-        // An error means that the call no longer waits.
+        // If this fails, the call no longer waits.
         let _ = self.child.answer(call.id, answer);
     }
 
-    /// Replaces the socket that the server binds by a new socket, which the supervisor holds, too.
-    fn swap(&mut self, bind: &Notification) -> Result<(), Obstacle> {
+    /// Replaces the socket that the server is binding by a new socket, of which the supervisor
+    /// keeps a duplicate.
+    fn swap_socket(&mut self, bind: &Notification) -> Result<(), Obstacle> {
         let nonblocking = self
             .child
             .is_nonblocking(bind.socket)
             .map_err(Obstacle::Proc)?;
         let listener = socket::bind_as_apiserver(self.config.address, nonblocking)?;
-        self.watch(
+        self.watch_descriptor(
             &listener,
             EpollFlags::EPOLLIN | EpollFlags::EPOLLET,
-            LISTENER,
+            LISTENER_EVENT,
         )?;
         self.child
-            .replace(bind, listener.as_fd())
+            .replace_bound_socket(bind, listener.as_fd())
             .map_err(Obstacle::Descriptor)?;
         self.listener = Some(listener);
         self.machine.on_bound(bind.socket);
         Ok(())
     }
 
-    fn record_taken(&mut self, shim: u64, seq: u64) {
-        self.taken_due.get_or_insert(self.began.elapsed() + LATER);
+    fn record_taken_client(&mut self, shim: u64, seq: u64) {
+        self.taken_due
+            .get_or_insert(self.began.elapsed() + TAKEN_DELAY);
         let seqs = self.taken.entry(shim).or_default();
         seqs.push(seq);
-        if seqs.len() == TOGETHER {
-            self.send_taken();
+        if seqs.len() == MAX_TAKEN {
+            self.send_taken_clients();
         }
     }
 
-    fn send_taken(&mut self) {
+    fn send_taken_clients(&mut self) {
         self.taken_due = None;
         for (shim, seqs) in std::mem::take(&mut self.taken) {
-            self.send(shim, &ToShim::Taken { seqs });
+            self.send_to_shim(shim, &ToShim::Taken { seqs });
         }
     }
 }
 
-/// Reads the next message of a shim, with the client's socket if the message is a client.
+/// Reads the next message of a shim. A message with a client comes with the client's socket.
 fn read_message(shim: &OwnedFd) -> io::Result<(FromShim, Option<OwnedFd>)> {
     let mut buffer = [0; 1024];
-    let received = seqpacket::receive(shim.as_fd(), &mut buffer)?;
+    let received = seqpacket::receive_message(shim.as_fd(), &mut buffer)?;
     if received.length == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }

@@ -1,6 +1,6 @@
 //! The parent of an instance (`berth exec` with `--pass inject`). A shim sends clients' sockets to
-//! the supervisor, and the instance's accept(2) returns them. No byte is relayed, the instance sees
-//! its clients' addresses, and connections outlive the shim.
+//! the supervisor, which makes the instance's accept(2) return them. No byte is relayed, the
+//! instance sees its clients' addresses, and connections outlive the shim.
 //!
 //! The supervisor needs no privilege: the kernel lets a parent answer system calls of its child
 //! (seccomp_unotify(2), `berth_os::seccomp`). When the instance binds its address, the supervisor
@@ -9,7 +9,7 @@
 //! with the supervisor.
 //!
 //! A server waits for its listener with a blocking accept(2) or an edge-triggered epoll(7), as Go
-//! does: to a level-triggered epoll(7) the listener would always seem readable.
+//! does: a level-triggered epoll(7) would always report the listener as readable.
 //!
 //! `machine.rs` decides, `drive.rs` acts; [`self_test()`] finds out whether sockets can be handed
 //! over on this machine.

@@ -1,9 +1,9 @@
-//! Kernels and policies that keep a supervisor from working.
+//! Describes kernels and policies that keep a supervisor from working.
 
 use nix::errno::Errno;
 use std::io;
 
-/// Reason why clients cannot be handed over on this machine, and the fix.
+/// Reason why clients cannot be handed over on this machine. The message contains the fix.
 #[derive(Debug, thiserror::Error)]
 pub enum Obstacle {
     #[error(
@@ -15,7 +15,7 @@ pub enum Obstacle {
     )]
     OldKernel,
     #[error(
-        "another process listens to this container's system calls: take the listener out of its seccomp profile (listenerPath), \
+        "another process listens to this container's system calls: take the listener out of the container's seccomp profile (listenerPath), \
          or use --pass relay"
     )]
     AnotherListener,
@@ -33,7 +33,7 @@ pub enum Obstacle {
     )]
     Proc(io::Error),
     #[error(
-        "the kernel does not put a socket into the server ({0}): allow it in AppArmor or SELinux"
+        "the kernel does not put a socket into the server ({0}): allow the server in AppArmor or SELinux to receive the socket"
     )]
     Descriptor(io::Error),
     #[error(
@@ -52,14 +52,15 @@ impl From<io::Error> for Obstacle {
 }
 
 impl Obstacle {
-    /// The obstacle for an error of [`berth_os::seccomp::start_filtered`].
-    pub(crate) fn at_start(error: io::Error) -> Self {
+    /// Returns the obstacle that an error of [`berth_os::seccomp::start_filtered`] means.
+    pub(crate) fn from_start_error(error: io::Error) -> Self {
         match error.raw_os_error().map(Errno::from_raw) {
             Some(Errno::ENOSYS) => Self::NoNotification,
             Some(Errno::EINVAL) => Self::OldKernel,
             Some(Errno::EBUSY) => Self::AnotherListener,
             Some(Errno::EPERM | Errno::EACCES) => Self::Forbidden(error),
-            // The child was killed, as systemd's filters do.
+            // The child was killed before it had installed the filter. systemd's seccomp filter
+            // does that to a process that makes a forbidden call.
             None if error.kind() == io::ErrorKind::UnexpectedEof => Self::Forbidden(error),
             _ => Self::Other(error),
         }
@@ -70,7 +71,8 @@ impl Obstacle {
 mod tests {
     use super::*;
 
-    /// Doctor splits messages at the same place.
+    /// `berth doctor` splits these messages into cause and fix at the last colon, so each must have
+    /// one.
     #[test]
     fn each_error_of_the_kernel_names_what_to_do() {
         for (number, start, fix) in [
@@ -100,14 +102,14 @@ mod tests {
                 "if the error persists, use --pass relay",
             ),
         ] {
-            let message = Obstacle::at_start(number.into()).to_string();
+            let message = Obstacle::from_start_error(number.into()).to_string();
             let (cause, told) = message.rsplit_once(": ").unwrap();
             assert!(
                 cause.starts_with(start) && told.starts_with(fix),
                 "{message}"
             );
         }
-        let killed = Obstacle::at_start(io::ErrorKind::UnexpectedEof.into());
+        let killed = Obstacle::from_start_error(io::ErrorKind::UnexpectedEof.into());
         assert!(matches!(killed, Obstacle::Forbidden(_)), "{killed}");
     }
 }

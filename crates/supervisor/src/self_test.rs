@@ -1,8 +1,8 @@
-//! The self-test, which finds out whether clients can be handed over on this machine.
+//! Tests whether clients can be handed over on this machine.
 
 use crate::drive::{Config, Supervisor};
 use crate::obstacle::Obstacle;
-use berth_node::instance::InstanceId;
+use berth_node::instance_id::InstanceId;
 use nix::errno::Errno;
 use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::alarm;
@@ -10,7 +10,7 @@ use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 
-/// Hands over a client once, to a child of this process.
+/// Hands over one client to a child of this process, as a supervisor does to a server.
 ///
 /// The process must have a single thread and no other child.
 ///
@@ -34,14 +34,15 @@ fn supervise_child() -> Result<(), Obstacle> {
         once: false,
     };
     let mut supervisor = Supervisor::launch(config, &Signal::SIGCHLD.into(), serve_one_client)
-        .map_err(Obstacle::at_start)?;
+        .map_err(Obstacle::from_start_error)?;
     let status = supervisor.drive()?;
-    supervisor.outcome(status)
+    supervisor.check_outcome(status)
 }
 
-/// The server of the self-test, which dials its own listener.
+/// Serves as the server of the self-test: listens, dials its own listener, and accepts the
+/// connection.
 fn serve_one_client() -> io::Error {
-    // Ends a hang.
+    // If the test hangs, the alarm ends this process.
     alarm::set(5);
     let served = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| {
         let mut client = TcpStream::connect(listener.local_addr()?)?;

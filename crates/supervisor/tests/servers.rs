@@ -1,12 +1,12 @@
-//! Tests of servers under a supervisor, with this process as their shim: see `CASES`.
+//! Tests of servers under a supervisor. This process acts as the shim. `CASES` lists the tests.
 //!
 //! The tests use no harness with threads, since a supervisor forks. This program is also the
 //! supervisor and the servers.
 
-use berth_node::instance::InstanceId;
+use berth_node::instance_id::InstanceId;
 use berth_node::ipc;
 use berth_node::ipc::supervisor::{
-    FromShim, TOGETHER, ToShim, UNACKNOWLEDGED, VERSION, parse_message,
+    FromShim, MAX_TAKEN, ToShim, UNACKNOWLEDGED, VERSION, parse_message,
 };
 use berth_os::process::{HeldProcess, die_with_parent, send_signal};
 use berth_os::{seqpacket, socket};
@@ -32,8 +32,8 @@ const HANG: Duration = Duration::from_secs(120);
 
 const INSTANCE: &str = "a";
 
-/// Kinds of servers: one blocks in accept(2), the other waits with an edge-triggered epoll(7), as
-/// Go does.
+/// Kinds of servers. One waits in a blocking accept(2), the other with an edge-triggered epoll(7),
+/// as Go does.
 const KINDS: [&str; 2] = ["blocking", "edge"];
 
 type Case = (&'static str, fn(&'static str) -> Result<(), Failed>);
@@ -41,44 +41,44 @@ type Case = (&'static str, fn(&'static str) -> Result<(), Failed>);
 const CASES: [Case; 14] = [
     (
         "no_client_is_lost_and_the_server_knows_each_address",
-        no_client_is_lost,
+        no_client_is_lost_and_the_server_knows_each_address,
     ),
     (
         "a_client_of_the_servers_own_address_is_served",
-        own_clients_are_served,
+        a_client_of_the_servers_own_address_is_served,
     ),
     (
         "other_listeners_of_the_server_and_its_children_are_left_alone",
-        other_listeners_are_left_alone,
+        other_listeners_of_the_server_and_its_children_are_left_alone,
     ),
     (
         "clients_of_a_shim_that_died_are_served",
-        clients_of_a_dead_shim_are_served,
+        clients_of_a_shim_that_died_are_served,
     ),
     (
         "garbage_ends_a_connection_and_gives_its_clients_back",
-        garbage_ends_a_connection,
+        garbage_ends_a_connection_and_gives_its_clients_back,
     ),
     (
         "a_bounded_number_of_clients_waits_for_each_shim",
-        a_flood_comes_back,
+        a_bounded_number_of_clients_waits_for_each_shim,
     ),
     (
         "further_clients_of_the_servers_own_address_wait_in_the_kernel",
-        further_own_clients_wait,
+        further_clients_of_the_servers_own_address_wait_in_the_kernel,
     ),
     (
         "several_shims_are_served_one_after_another",
-        another_shim_comes,
+        several_shims_are_served_one_after_another,
     ),
     (
         "a_shim_that_connects_while_no_descriptor_is_left_is_served_later",
-        a_shim_waits_for_a_descriptor,
+        a_shim_that_connects_while_no_descriptor_is_left_is_served_later,
     ),
     ("orphans_are_reaped", orphans_are_reaped),
     (
         "signals_and_the_status_are_passed_on",
-        signals_are_passed_on,
+        signals_and_the_status_are_passed_on,
     ),
     (
         "the_server_ends_with_its_supervisor",
@@ -86,7 +86,7 @@ const CASES: [Case; 14] = [
     ),
     (
         "a_program_that_is_not_there_is_an_error",
-        a_missing_program_is_an_error,
+        a_program_that_is_not_there_is_an_error,
     ),
     (
         "a_second_supervisor_is_refused",
@@ -119,19 +119,19 @@ fn main() -> ExitCode {
                     "a_closed_listener_gives_clients_back",
                     "edge",
                     &why,
-                    clients_come_back,
+                    a_closed_listener_gives_clients_back,
                 ),
                 make_trial(
                     "a_bell_rings_after_another_holder_accepted_the_parked_connection",
                     "edge",
                     &why,
-                    bells_are_repaired,
+                    a_bell_rings_after_another_holder_accepted_the_parked_connection,
                 ),
                 make_trial(
                     "a_listener_that_is_shut_down_ends_the_wait_for_clients",
                     "blocking",
                     &why,
-                    a_wait_ends,
+                    a_listener_that_is_shut_down_ends_the_wait_for_clients,
                 ),
             ];
             libtest_mimic::run(&Arguments::from_args(), trials.chain(of_one_kind).collect())
@@ -159,7 +159,7 @@ fn this_program(role: &str) -> Command {
     command
 }
 
-// The supervisor, and the servers.
+// Functions for the processes that this program starts: the supervisor and the servers.
 
 fn run_supervisor(directory: &str, address: &str, command: &[&str]) -> ExitCode {
     nix::sys::prctl::set_child_subreaper(true).unwrap();
@@ -194,7 +194,7 @@ fn run_supervisor(directory: &str, address: &str, command: &[&str]) -> ExitCode 
     }
 }
 
-/// A server that sends each client its address, then answers the client's lines.
+/// Runs a server that sends each client the client's address, and then answers the client's lines.
 fn run_server(kind: &str, address: SocketAddr) -> ExitCode {
     let listener = TcpListener::bind(address).unwrap();
     if kind == "child" {
@@ -208,7 +208,7 @@ fn run_server(kind: &str, address: SocketAddr) -> ExitCode {
                 Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
                     return ExitCode::from(9);
                 }
-                // The supervisor has just ended.
+                // The supervisor has ended, so the call fails. The server is killed soon.
                 Err(error) if error.kind() == io::ErrorKind::Unsupported => {
                     return ExitCode::FAILURE;
                 }
@@ -216,7 +216,7 @@ fn run_server(kind: &str, address: SocketAddr) -> ExitCode {
             }
         }
     }
-    // Like Go: first a call, then a wait.
+    // As Go does, call accept(2) until it fails, and then wait.
     listener.set_nonblocking(true).unwrap();
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
     epoll
@@ -254,10 +254,10 @@ fn run_server(kind: &str, address: SocketAddr) -> ExitCode {
     }
 }
 
-/// Another descriptor of the listener, until it is used.
+/// A second descriptor of the server's listener. Commands of clients take it.
 static DUPLICATE: Mutex<Option<TcpListener>> = Mutex::new(None);
 
-/// Standard input of a process that lives until a client says `end`.
+/// The standard input of a process, which ends when a client says `end` and the input is closed.
 static KEPT: Mutex<Option<ChildStdin>> = Mutex::new(None);
 
 fn greet_client(client: TcpStream, peer: SocketAddr, close: Option<UnixStream>) {
@@ -278,7 +278,8 @@ fn greet_client(client: TcpStream, peer: SocketAddr, close: Option<UnixStream>) 
                     close.read_exact(&mut [0]).unwrap();
                 }
                 "exit" => std::process::exit(7),
-                // The supervisor does not know this descriptor.
+                // The server accepts through another descriptor, which the supervisor does not
+                // know.
                 "steal" => {
                     let duplicate = DUPLICATE.lock().unwrap().take().unwrap();
                     let _ = say(&format!("{:?}", duplicate.accept().is_ok()));
@@ -293,12 +294,12 @@ fn greet_client(client: TcpStream, peer: SocketAddr, close: Option<UnixStream>) 
                     let (client, peer) = other.accept().unwrap();
                     greet_client(client, peer, None);
                 }
-                // The child's listener has the same descriptor number as the server's, because each
-                // is the first descriptor that its process opened.
+                // The listeners of the child and of the server have the same descriptor number,
+                // because each is the first descriptor that its process opened.
                 "child" => {
                     let mut child = this_program("--serve");
                     child.args(["child", "127.0.0.1:0"]).stdout(Stdio::piped());
-                    // The child dies with this thread, and so with the client.
+                    // The child is killed when this thread ends, which is when the client has left.
                     die_with_parent(&mut child, Signal::SIGKILL);
                     let mut child = child.spawn().unwrap();
                     let says = child.stdout.take().unwrap();
@@ -307,7 +308,7 @@ fn greet_client(client: TcpStream, peer: SocketAddr, close: Option<UnixStream>) 
                     BufReader::new(says).read_line(&mut address).unwrap();
                     let _ = say(address.trim());
                 }
-                // Starts a process and ends its parent.
+                // Starts a process and ends its parent, so that the process becomes an orphan.
                 "orphan" => {
                     let mut shell = Command::new("sh")
                         .args(["-c", "exec 3<&0; cat <&3 &"])
@@ -327,7 +328,7 @@ fn greet_client(client: TcpStream, peer: SocketAddr, close: Option<UnixStream>) 
 
 // The shim.
 
-/// A supervisor's process and its server, with a temporary directory.
+/// A supervisor's process and its server's process ID, with a temporary directory.
 struct RunningSupervisor {
     address: SocketAddr,
     supervisor: Child,
@@ -350,7 +351,7 @@ impl RunningSupervisor {
         let address = free.local_addr().unwrap();
         drop(free);
         let program = std::env::current_exe().unwrap();
-        Self::with(
+        Self::start_with(
             address,
             &[
                 program.to_str().unwrap(),
@@ -364,7 +365,7 @@ impl RunningSupervisor {
 
     /// # Errors
     /// The supervisor's output, if it is not the server's process ID.
-    fn with(address: SocketAddr, command: &[&str]) -> Result<Self, String> {
+    fn start_with(address: SocketAddr, command: &[&str]) -> Result<Self, String> {
         let directory = tempfile::tempdir().unwrap();
         let mut supervisor = this_program("--supervise");
         supervisor
@@ -386,19 +387,19 @@ impl RunningSupervisor {
         Ok(started)
     }
 
-    /// Connects as a shim does, and waits until the server listens.
-    fn shim(&self) -> Shim {
+    /// Connects to the supervisor as a shim does, and waits until the server listens.
+    fn connect_shim(&self) -> Shim {
         let socket = seqpacket::dial_path(&self.directory.path().join("a.accept")).unwrap();
         let mut shim = Shim { socket, sent: 0 };
         let instance = InstanceId::parse(INSTANCE).unwrap();
         assert_eq!(
-            shim.receive(),
+            shim.receive_message(),
             Some(ToShim::Hello {
                 version: VERSION,
                 instance
             })
         );
-        assert_eq!(shim.receive(), Some(ToShim::Listening));
+        assert_eq!(shim.receive_message(), Some(ToShim::Listening));
         shim
     }
 
@@ -406,15 +407,15 @@ impl RunningSupervisor {
         i32::try_from(self.supervisor.id()).unwrap()
     }
 
-    fn status(&mut self) -> i32 {
+    fn wait_for_status(&mut self) -> i32 {
         self.supervisor.wait().unwrap().code().unwrap()
     }
 
-    fn signal(&self, signal: Signal) {
+    fn send_signal_to_supervisor(&self, signal: Signal) {
         send_signal(self.pid(), signal as i32).unwrap();
     }
 
-    /// Waits until the supervisor has `count` children.
+    /// Waits until the supervisor has exactly `count` children.
     fn await_children(&self, count: usize) {
         let (path, end) = (
             format!("/proc/{0}/task/{0}/children", self.pid()),
@@ -438,8 +439,8 @@ struct Shim {
 }
 
 impl Shim {
-    /// Receives the next message. Returns `None` at the end.
-    fn receive(&mut self) -> Option<ToShim> {
+    /// Receives the supervisor's next message. Returns `None` when the connection has ended.
+    fn receive_message(&mut self) -> Option<ToShim> {
         let mut buffer = [0; 1024];
         let mut waits = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
         assert_eq!(
@@ -447,36 +448,39 @@ impl Shim {
             Ok(1),
             "the supervisor hangs"
         );
-        let received = match seqpacket::receive(self.socket.as_fd(), &mut buffer) {
-            // The supervisor ended without reading everything. Its earlier messages can still be
-            // read.
-            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return self.receive(),
+        let received = match seqpacket::receive_message(self.socket.as_fd(), &mut buffer) {
+            // The supervisor ended before it read every message. The messages that it sent can
+            // still be read.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
+                return self.receive_message();
+            }
             received => received.unwrap(),
         };
         assert!(received.descriptors.is_empty());
         (received.length > 0).then(|| parse_message(&buffer[..received.length]).unwrap())
     }
 
-    fn send(&mut self, accepted: &TcpStream) {
+    fn send_accepted(&mut self, accepted: &TcpStream) {
         self.sent += 1;
         let message = serde_json::to_vec(&FromShim::Client { seq: self.sent }).unwrap();
-        seqpacket::transmit(self.socket.as_fd(), &message, &[accepted.as_fd()]).unwrap();
+        seqpacket::transmit_message(self.socket.as_fd(), &message, &[accepted.as_fd()]).unwrap();
     }
 
-    /// Sends a client, and closes the shim's end.
+    /// Sends a new client to the supervisor, and closes this process's duplicate of the client's
+    /// socket.
     fn send_client(&mut self, public: &Public) -> Client {
         let (client, accepted) = public.connect();
-        self.send(&accepted);
+        self.send_accepted(&accepted);
         client
     }
 
-    /// Receives the outcomes of the last `count` clients, in any order, and asserts that all are
-    /// `Taken` or all are `Back`.
+    /// Receives messages about the last `count` clients, in any order. Asserts that all of them are
+    /// `Taken`, or with `taken` false that all are `Back`.
     fn expect_outcomes(&mut self, count: u64, taken: bool) {
         let mut numbers = Vec::new();
         while (numbers.len() as u64) < count {
-            match self.receive() {
-                Some(ToShim::Taken { seqs }) if taken && seqs.len() <= TOGETHER => {
+            match self.receive_message() {
+                Some(ToShim::Taken { seqs }) if taken && seqs.len() <= MAX_TAKEN => {
                     numbers.extend(seqs);
                 }
                 Some(ToShim::Back { seq }) if !taken => numbers.push(seq),
@@ -496,13 +500,13 @@ impl Public {
         Self(TcpListener::bind("127.0.0.1:0").unwrap())
     }
 
-    /// Returns both ends of a new connection.
+    /// Makes a connection to this listener. Returns the client's end and the accepted end.
     fn connect(&self) -> (Client, TcpStream) {
         let client = TcpStream::connect(self.0.local_addr().unwrap()).unwrap();
         client.set_read_timeout(Some(HANG)).unwrap();
         let (accepted, peer) = self.0.accept().unwrap();
         assert_eq!(peer, client.local_addr().unwrap());
-        // A shim's sockets are non-blocking.
+        // The sockets of a real shim are non-blocking.
         accepted.set_nonblocking(true).unwrap();
         (Client(client), accepted)
     }
@@ -512,15 +516,16 @@ impl Public {
 struct Client(TcpStream);
 
 impl Client {
-    /// Sends a line, and returns the answer.
-    fn ask(&self, line: &str) -> String {
+    /// Sends a line to the server, and returns the answer.
+    fn exchange_line(&self, line: &str) -> String {
         (&self.0).write_all(format!("{line}\n").as_bytes()).unwrap();
-        self.line()
+        self.receive_line()
     }
 
-    fn line(&self) -> String {
+    fn receive_line(&self) -> String {
         let mut line = Vec::new();
-        // Byte by byte, because there is no buffer that outlives the call.
+        // Read byte by byte: a buffer would take bytes of the next line, and would be lost after
+        // this call.
         while line.last() != Some(&b'\n') {
             let mut byte = [0];
             assert_eq!(
@@ -533,19 +538,22 @@ impl Client {
         String::from_utf8(line).unwrap().trim().to_owned()
     }
 
-    /// Asserts that the server knows the client's address, and answers.
+    /// Asserts that the server has told the client its address, and that it answers.
     fn expect_served(&self) {
-        assert_eq!(self.line(), self.0.local_addr().unwrap().to_string());
-        assert_eq!(self.ask("ping"), "ping");
+        assert_eq!(
+            self.receive_line(),
+            self.0.local_addr().unwrap().to_string()
+        );
+        assert_eq!(self.exchange_line("ping"), "ping");
     }
 }
 
 // The cases.
 
-/// Sends 1,000 clients in groups, and stops processes while some of them come.
-fn no_client_is_lost(kind: &'static str) -> Result<(), Failed> {
+/// Sends 1,000 clients in groups. While some groups come, the server or the supervisor is stopped.
+fn no_client_is_lost_and_the_server_knows_each_address(kind: &'static str) -> Result<(), Failed> {
     let started = RunningSupervisor::new(kind);
-    let (mut shim, public) = (started.shim(), Public::new());
+    let (mut shim, public) = (started.connect_shim(), Public::new());
     let mut old = VecDeque::new();
     for group in 0..20 {
         let stopped = [None, Some(started.server), Some(started.pid()), None][group % 4];
@@ -554,7 +562,7 @@ fn no_client_is_lost(kind: &'static str) -> Result<(), Failed> {
         let clients: Vec<_> = (0..50).map(|_| shim.send_client(&public)).collect();
         send(Signal::SIGCONT)?;
         if group % 4 == 3 {
-            // Stop and continue processes while clients are handed over.
+            // Stop and continue both processes many times while clients are handed over.
             for pid in [started.server, started.pid()].into_iter().cycle().take(20) {
                 send_signal(pid, Signal::SIGSTOP as i32)?;
                 send_signal(pid, Signal::SIGCONT as i32)?;
@@ -567,7 +575,7 @@ fn no_client_is_lost(kind: &'static str) -> Result<(), Failed> {
             old.pop_front();
         }
     }
-    // An IPv6 client, too, if the machine has IPv6.
+    // Send an IPv6 client too, if the machine has IPv6.
     match TcpListener::bind("[::1]:0") {
         Ok(six) => {
             let client = shim.send_client(&Public(six));
@@ -577,14 +585,14 @@ fn no_client_is_lost(kind: &'static str) -> Result<(), Failed> {
         Err(error) => eprintln!("left out: this machine has no [::1]: {error}"),
     }
     for client in old.iter().flatten() {
-        assert_eq!(client.ask("still"), "still");
+        assert_eq!(client.exchange_line("still"), "still");
     }
     Ok(())
 }
 
-fn own_clients_are_served(kind: &'static str) -> Result<(), Failed> {
+fn a_client_of_the_servers_own_address_is_served(kind: &'static str) -> Result<(), Failed> {
     let started = RunningSupervisor::new(kind);
-    let (mut shim, public) = (started.shim(), Public::new());
+    let (mut shim, public) = (started.connect_shim(), Public::new());
     for _ in 0..50 {
         let clients: Vec<_> = (0..3)
             .map(|_| Client(TcpStream::connect(started.address).unwrap()))
@@ -599,24 +607,26 @@ fn own_clients_are_served(kind: &'static str) -> Result<(), Failed> {
     Ok(())
 }
 
-fn other_listeners_are_left_alone(kind: &'static str) -> Result<(), Failed> {
+fn other_listeners_of_the_server_and_its_children_are_left_alone(
+    kind: &'static str,
+) -> Result<(), Failed> {
     let started = RunningSupervisor::new(kind);
-    let client = started.shim().send_client(&Public::new());
+    let client = started.connect_shim().send_client(&Public::new());
     client.expect_served();
-    let other: SocketAddr = client.ask("other").parse()?;
+    let other: SocketAddr = client.exchange_line("other").parse()?;
     Client(TcpStream::connect(other)?).expect_served();
-    assert_eq!(client.line(), "other");
-    let other: SocketAddr = client.ask("child").parse()?;
-    assert_eq!(client.line(), "child");
+    assert_eq!(client.receive_line(), "other");
+    let other: SocketAddr = client.exchange_line("child").parse()?;
+    assert_eq!(client.receive_line(), "child");
     Client(TcpStream::connect(other)?).expect_served();
     Ok(())
 }
 
-/// Kills a shim once after the supervisor has read its messages, and once before.
-fn clients_of_a_dead_shim_are_served(kind: &'static str) -> Result<(), Failed> {
+/// Kills a shim twice: once after the supervisor has read the shim's messages, and once before.
+fn clients_of_a_shim_that_died_are_served(kind: &'static str) -> Result<(), Failed> {
     let started = RunningSupervisor::new(kind);
     for stopped in [started.server, started.pid()] {
-        let (mut shim, public) = (started.shim(), Public::new());
+        let (mut shim, public) = (started.connect_shim(), Public::new());
         send_signal(stopped, Signal::SIGSTOP as i32)?;
         let clients: Vec<_> = (0..UNACKNOWLEDGED)
             .map(|_| shim.send_client(&public))
@@ -628,20 +638,21 @@ fn clients_of_a_dead_shim_are_served(kind: &'static str) -> Result<(), Failed> {
     Ok(())
 }
 
-fn garbage_ends_a_connection(kind: &'static str) -> Result<(), Failed> {
+fn garbage_ends_a_connection_and_gives_its_clients_back(kind: &'static str) -> Result<(), Failed> {
     let started = RunningSupervisor::new(kind);
-    let (mut shim, mut other) = (started.shim(), started.shim());
+    let (mut shim, mut other) = (started.connect_shim(), started.connect_shim());
     let public = Public::new();
     send_signal(started.server, Signal::SIGSTOP as i32)?;
-    // A later version's message is ignored.
-    seqpacket::transmit(shim.socket.as_fd(), br#"{"message":"later"}"#, &[])?;
-    seqpacket::transmit(shim.socket.as_fd(), b"garbage", &[])?;
-    assert_eq!(shim.receive(), None);
-    let mut shim = started.shim();
+    // The supervisor ignores the first message, which a later version may send.
+    seqpacket::transmit_message(shim.socket.as_fd(), br#"{"message":"later"}"#, &[])?;
+    seqpacket::transmit_message(shim.socket.as_fd(), b"garbage", &[])?;
+    assert_eq!(shim.receive_message(), None);
+    let mut shim = started.connect_shim();
     let clients: Vec<_> = (0..2).map(|_| shim.send_client(&public)).collect();
-    seqpacket::transmit(shim.socket.as_fd(), b"garbage", &[])?;
-    // A call that waits for a client returns even if the process is stopped.
-    let told: Vec<_> = iter::from_fn(|| shim.receive()).collect();
+    seqpacket::transmit_message(shim.socket.as_fd(), b"garbage", &[])?;
+    // The server is stopped. A blocking call that already waits for a client still returns the
+    // first client.
+    let told: Vec<_> = iter::from_fn(|| shim.receive_message()).collect();
     let first = if kind == "blocking" {
         ToShim::Taken { seqs: vec![1] }
     } else {
@@ -653,14 +664,14 @@ fn garbage_ends_a_connection(kind: &'static str) -> Result<(), Failed> {
     );
     drop(clients);
     let without = serde_json::to_vec(&FromShim::Client { seq: 1 })?;
-    let mut shim = started.shim();
-    seqpacket::transmit(shim.socket.as_fd(), &without, &[])?;
-    assert_eq!(shim.receive(), None);
-    // A client that has left has no address, and goes back to the shim.
+    let mut shim = started.connect_shim();
+    seqpacket::transmit_message(shim.socket.as_fd(), &without, &[])?;
+    assert_eq!(shim.receive_message(), None);
+    // The peer of this client's socket has gone, so the supervisor gives the client back.
     let (left, accepted) = public.connect();
     socket::reset_on_close(&left.0);
     drop(left);
-    other.send(&accepted);
+    other.send_accepted(&accepted);
     other.expect_outcomes(1, false);
     let client = other.send_client(&public);
     send_signal(started.server, Signal::SIGCONT as i32)?;
@@ -669,11 +680,15 @@ fn garbage_ends_a_connection(kind: &'static str) -> Result<(), Failed> {
     Ok(())
 }
 
-fn a_flood_comes_back(kind: &'static str) -> Result<(), Failed> {
+fn a_bounded_number_of_clients_waits_for_each_shim(kind: &'static str) -> Result<(), Failed> {
     let started = RunningSupervisor::new(kind);
-    let (mut shim, mut other, public) = (started.shim(), started.shim(), Public::new());
+    let (mut shim, mut other, public) = (
+        started.connect_shim(),
+        started.connect_shim(),
+        Public::new(),
+    );
     send_signal(started.server, Signal::SIGSTOP as i32)?;
-    // A call that waits for a client returns even if the process is stopped.
+    // The server is stopped. A blocking call that already waits for a client still returns one.
     let at_once = u64::from(kind == "blocking");
     let mut clients = Vec::new();
     for _ in 0..at_once {
@@ -693,17 +708,19 @@ fn a_flood_comes_back(kind: &'static str) -> Result<(), Failed> {
     Ok(())
 }
 
-fn further_own_clients_wait(kind: &'static str) -> Result<(), Failed> {
+fn further_clients_of_the_servers_own_address_wait_in_the_kernel(
+    kind: &'static str,
+) -> Result<(), Failed> {
     let started = RunningSupervisor::new(kind);
-    drop(started.shim());
+    drop(started.connect_shim());
     send_signal(started.server, Signal::SIGSTOP as i32)?;
-    // Fewer clients than fit into the listener's queue.
+    // These clients fit into the listener's accept queue.
     let clients: Vec<_> = (0..150)
         .map(|_| Client(TcpStream::connect(started.address).unwrap()))
         .collect();
-    // The supervisor sees these clients before it sends a message to another shim.
+    // When a shim gets a message, the supervisor has seen the clients that came before.
     for _ in 0..3 {
-        drop(started.shim());
+        drop(started.connect_shim());
     }
     let open = std::fs::read_dir(format!("/proc/{}/fd", started.pid()))?.count();
     assert!(open < UNACKNOWLEDGED + 30, "{open}");
@@ -712,38 +729,42 @@ fn further_own_clients_wait(kind: &'static str) -> Result<(), Failed> {
     Ok(())
 }
 
-fn bells_are_repaired(kind: &'static str) -> Result<(), Failed> {
+fn a_bell_rings_after_another_holder_accepted_the_parked_connection(
+    kind: &'static str,
+) -> Result<(), Failed> {
     let started = RunningSupervisor::new(kind);
-    let (mut shim, public) = (started.shim(), Public::new());
+    let (mut shim, public) = (started.connect_shim(), Public::new());
     let first = shim.send_client(&public);
     first.expect_served();
     first.0.set_read_timeout(Some(HANG))?;
-    assert_eq!(first.ask("steal"), "true");
-    assert_eq!(first.line(), "steal");
+    assert_eq!(first.exchange_line("steal"), "true");
+    assert_eq!(first.receive_line(), "steal");
     let second = shim.send_client(&public);
     second.expect_served();
     shim.expect_outcomes(2, true);
     Ok(())
 }
 
-fn a_wait_ends(kind: &'static str) -> Result<(), Failed> {
+fn a_listener_that_is_shut_down_ends_the_wait_for_clients(
+    kind: &'static str,
+) -> Result<(), Failed> {
     let mut started = RunningSupervisor::new(kind);
-    let mut shim = started.shim();
+    let mut shim = started.connect_shim();
     let client = shim.send_client(&Public::new());
     client.expect_served();
     shim.expect_outcomes(1, true);
     let server = HeldProcess::of(started.server)?;
     (&client.0).write_all(b"shutdown\n")?;
     assert!(server.ends_within(HANG)?);
-    assert_eq!(started.status(), 9);
+    assert_eq!(started.wait_for_status(), 9);
     Ok(())
 }
 
-fn another_shim_comes(kind: &'static str) -> Result<(), Failed> {
+fn several_shims_are_served_one_after_another(kind: &'static str) -> Result<(), Failed> {
     let started = RunningSupervisor::new(kind);
     let public = Public::new();
     for _ in 0..3 {
-        let (mut first, mut second) = (started.shim(), started.shim());
+        let (mut first, mut second) = (started.connect_shim(), started.connect_shim());
         let clients = [first.send_client(&public), second.send_client(&public)];
         clients.iter().for_each(Client::expect_served);
         first.expect_outcomes(1, true);
@@ -752,40 +773,42 @@ fn another_shim_comes(kind: &'static str) -> Result<(), Failed> {
     Ok(())
 }
 
-fn clients_come_back(kind: &'static str) -> Result<(), Failed> {
+fn a_closed_listener_gives_clients_back(kind: &'static str) -> Result<(), Failed> {
     let mut started = RunningSupervisor::new(kind);
-    let (mut shim, public) = (started.shim(), Public::new());
+    let (mut shim, public) = (started.connect_shim(), Public::new());
     let first = shim.send_client(&public);
     first.expect_served();
     shim.expect_outcomes(1, true);
-    assert_eq!(first.ask("close"), "close");
+    assert_eq!(first.exchange_line("close"), "close");
     let kept: Vec<_> = (0..UNACKNOWLEDGED).map(|_| public.connect()).collect();
     for (_, accepted) in &kept {
-        shim.send(accepted);
+        shim.send_accepted(accepted);
     }
-    assert_eq!(shim.receive(), Some(ToShim::Closed));
+    assert_eq!(shim.receive_message(), Some(ToShim::Closed));
     shim.expect_outcomes(UNACKNOWLEDGED as u64, false);
     for (client, accepted) in &kept {
         accepted.set_nonblocking(false)?;
         (&*accepted).write_all(b"from the shim\n")?;
-        assert_eq!(client.line(), "from the shim");
+        assert_eq!(client.receive_line(), "from the shim");
     }
-    // The port is free, and open connections stay open.
+    // The server has closed its listener, so its port is free. Open connections stay open.
     assert!(TcpStream::connect(started.address).is_err());
-    assert_eq!(first.ask("ping"), "ping");
-    // A shim that connects later also gets the message.
+    assert_eq!(first.exchange_line("ping"), "ping");
+    // A shim that connects only now must get [`ToShim::Closed`] too.
     let socket = seqpacket::dial_path(&started.directory.path().join("a.accept"))?;
     let mut late = Shim { socket, sent: 0 };
-    late.receive();
-    assert_eq!(late.receive(), Some(ToShim::Closed));
-    started.signal(Signal::SIGTERM);
-    assert_eq!(started.status(), 128 + 15);
+    late.receive_message();
+    assert_eq!(late.receive_message(), Some(ToShim::Closed));
+    started.send_signal_to_supervisor(Signal::SIGTERM);
+    assert_eq!(started.wait_for_status(), 128 + 15);
     Ok(())
 }
 
-fn a_shim_waits_for_a_descriptor(kind: &'static str) -> Result<(), Failed> {
+fn a_shim_that_connects_while_no_descriptor_is_left_is_served_later(
+    kind: &'static str,
+) -> Result<(), Failed> {
     let started = RunningSupervisor::new(kind);
-    let client = started.shim().send_client(&Public::new());
+    let client = started.connect_shim().send_client(&Public::new());
     client.expect_served();
     let limit = |soft: &str| {
         let pid = started.pid().to_string();
@@ -800,15 +823,16 @@ fn a_shim_waits_for_a_descriptor(kind: &'static str) -> Result<(), Failed> {
         Shim { socket, sent: 0 },
         InstanceId::parse(INSTANCE).unwrap(),
     );
-    // The server's bind reaches the supervisor after the shim's connection.
-    client.ask("other");
+    // The answer shows that the supervisor has handled a bind(2) of the server, and so has tried to
+    // accept the shim before.
+    client.exchange_line("other");
     let mut ready = [PollFd::new(shim.socket.as_fd(), PollFlags::POLLIN)];
     assert_eq!(poll(&mut ready, PollTimeout::ZERO)?, 0);
     limit("1024");
-    // Any event makes the supervisor try again.
+    // Any event makes the supervisor try again to accept the shim. Here a client causes one.
     let _own = TcpStream::connect(started.address)?;
     assert_eq!(
-        shim.receive(),
+        shim.receive_message(),
         Some(ToShim::Hello {
             version: VERSION,
             instance
@@ -819,60 +843,60 @@ fn a_shim_waits_for_a_descriptor(kind: &'static str) -> Result<(), Failed> {
 
 fn orphans_are_reaped(kind: &'static str) -> Result<(), Failed> {
     let started = RunningSupervisor::new(kind);
-    let client = started.shim().send_client(&Public::new());
+    let client = started.connect_shim().send_client(&Public::new());
     client.expect_served();
-    assert_eq!(client.ask("orphan"), "orphan");
+    assert_eq!(client.exchange_line("orphan"), "orphan");
     started.await_children(2);
-    assert_eq!(client.ask("end"), "end");
+    assert_eq!(client.exchange_line("end"), "end");
     started.await_children(1);
     Ok(())
 }
 
-fn signals_are_passed_on(kind: &'static str) -> Result<(), Failed> {
-    // Including a real-time signal, and signals that kill.
+fn signals_and_the_status_are_passed_on(kind: &'static str) -> Result<(), Failed> {
+    // By default, each of these signals ends a process. One is a real-time signal.
     for signal in [Signal::SIGTERM as i32, Signal::SIGHUP as i32, 37] {
         let mut started = RunningSupervisor::new(kind);
         send_signal(started.pid(), signal)?;
-        assert_eq!(started.status(), 128 + signal);
+        assert_eq!(started.wait_for_status(), 128 + signal);
     }
     let mut started = RunningSupervisor::new(kind);
-    let (mut shim, public) = (started.shim(), Public::new());
+    let (mut shim, public) = (started.connect_shim(), Public::new());
     send_signal(started.server, Signal::SIGSTOP as i32)?;
     let kept: Vec<_> = (0..10).map(|_| public.connect()).collect();
     for (_, accepted) in &kept {
-        shim.send(accepted);
+        shim.send_accepted(accepted);
     }
     send_signal(started.server, Signal::SIGKILL as i32)?;
-    // A call that waits returns even if the process is stopped. When the connection ends, the
-    // remaining clients belong to the shim again.
-    while let Some(message) = shim.receive() {
+    // Before it was killed, the server was stopped, and a waiting call may have returned the first
+    // client. The other clients come back, or belong to the shim again when the connection ends.
+    while let Some(message) = shim.receive_message() {
         let known = matches!(message, ToShim::Closed | ToShim::Back { .. });
         assert!(
             known || message == ToShim::Taken { seqs: vec![1] },
             "{message:?}"
         );
     }
-    assert_eq!(started.status(), 128 + 9);
+    assert_eq!(started.wait_for_status(), 128 + 9);
     let mut started = RunningSupervisor::new(kind);
-    let client = started.shim().send_client(&Public::new());
+    let client = started.connect_shim().send_client(&Public::new());
     client.expect_served();
     (&client.0).write_all(b"exit\n")?;
-    assert_eq!(started.status(), 7);
+    assert_eq!(started.wait_for_status(), 7);
     Ok(())
 }
 
 fn the_server_ends_with_its_supervisor(kind: &'static str) -> Result<(), Failed> {
     let started = RunningSupervisor::new(kind);
-    drop(started.shim());
+    drop(started.connect_shim());
     let server = HeldProcess::of(started.server)?;
-    started.signal(Signal::SIGKILL);
+    started.send_signal_to_supervisor(Signal::SIGKILL);
     assert!(server.ends_within(HANG)?);
     Ok(())
 }
 
-fn a_missing_program_is_an_error(_: &'static str) -> Result<(), Failed> {
+fn a_program_that_is_not_there_is_an_error(_: &'static str) -> Result<(), Failed> {
     let address = "127.3.9.1:6443".parse()?;
-    let error = RunningSupervisor::with(address, &["/nowhere"])
+    let error = RunningSupervisor::start_with(address, &["/nowhere"])
         .map(drop)
         .unwrap_err();
     assert!(error.contains("NotFound"), "{error}");

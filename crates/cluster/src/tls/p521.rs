@@ -1,5 +1,5 @@
-//! The curve P-521, known to kube-apiserver and its usual clients, but not to ring: for
-//! certificates, for signatures of handshakes, and for keys of clients.
+//! Adds the curve P-521 to certificates, handshake signatures and clients' keys. kube-apiserver and
+//! its usual clients support this curve, but ring does not.
 
 use ::p521::SecretKey;
 use ::p521::ecdsa::signature::Signer as _;
@@ -33,11 +33,13 @@ const SHA512: Algorithm = &Verified {
     hash: &digest::SHA512,
 };
 
-/// Returns ring's provider with P-521 added. Called once: the lists live as long as the process.
+/// Returns ring's provider with P-521 added. Call it only once, because each call leaks the lists
+/// of algorithms that it makes.
 pub(super) fn build_provider() -> CryptoProvider {
     let ring = usual::default_provider();
     let WebPkiSupportedAlgorithms { all, mapping } = ring.signature_verification_algorithms;
-    // In TLS 1.2 a signature scheme does not determine the curve.
+    // In TLS 1.2 a signature scheme names a hash, but not a curve. So P-521 is added to the schemes
+    // of both hashes.
     let with_p521 = |(scheme, algorithms): &(SignatureScheme, &'static [Algorithm])| {
         let p521 = match scheme {
             SignatureScheme::ECDSA_NISTP256_SHA256 => SHA256,

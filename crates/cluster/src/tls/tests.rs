@@ -6,12 +6,13 @@ use rustls::version::{TLS12, TLS13};
 use rustls::{ClientConnection, ServerConfig, ServerConnection};
 use std::collections::BTreeMap;
 
-/// Server certificates, trusted certificates and Go's verdicts. tests/certificates/main.go made the
-/// file, and tests/e2e/certificates.rs checks the verdicts again with main.go.
+/// Examples of server certificates and trusted certificates, each with the verdict of Go.
+/// tests/certificates/main.go made the file, and tests/e2e/certificates.rs checks the verdicts
+/// again with main.go.
 const EXAMPLES: &str = include_str!("../../tests/certificates/certificates.txt");
 
-/// Examples with a verdict that differs from Go's on purpose, and part of the error. `berth doctor`
-/// names each server that is refused.
+/// Names of examples that Go accepts and berth refuses on purpose, each with a part of berth's
+/// error. `berth doctor` names each server that is refused.
 const DIFFERENT: [(&str, &str); 6] = [
     ("rsa-1024", "InvalidCertificate"),
     ("p-256-sha512", "UnsupportedSignatureAlgorithm"),
@@ -21,12 +22,12 @@ const DIFFERENT: [(&str, &str); 6] = [
     ("policies-critical", "UnsupportedCriticalExtension"),
 ];
 
-/// Examples that only Go refuses: the period of validity and the path length of a trusted
-/// certificate are not checked here.
+/// Names of examples that Go refuses and berth accepts: berth checks neither the period of validity
+/// nor the path length of a trusted certificate.
 const MORE: [&str; 2] = ["intermediate-too-many", "issuer-expired"];
 
 #[test]
-fn go_and_berth_trust_alike() {
+fn berth_trusts_the_certificates_that_go_trusts() {
     let mut refused = BTreeMap::new();
     let mut all = 0;
     for example in EXAMPLES.split("== ").skip(1) {
@@ -74,7 +75,7 @@ fn go_and_berth_trust_alike() {
 
 const P521: &str = include_str!("../../tests/certificates/p-521.pem");
 
-/// Keys of P-521 for a server and for a client, both unknown to ring.
+/// Server and client use keys of P-521, which ring does not know.
 #[test]
 fn server_and_client_may_have_keys_of_p_521() {
     let pem = P521.as_bytes();
@@ -101,7 +102,7 @@ fn server_and_client_may_have_keys_of_p_521() {
     }
 }
 
-/// Runs a handshake of a client with a server in this process. Returns the server's end.
+/// Runs a handshake between a client and a server in this process. Returns the server's side.
 fn shake_hands(server: ServerConfig, client: ClientConfig) -> Result<ServerConnection, Error> {
     let mut server = ServerConnection::new(server.into())?;
     let mut client = ClientConnection::new(client.into(), "kubernetes".try_into().unwrap())?;
@@ -122,8 +123,8 @@ fn shake_hands(server: ServerConfig, client: ClientConfig) -> Result<ServerConne
     Ok(server)
 }
 
-/// A critical unknown extension, as a company's policies may require: Go's `InsecureSkipVerify`
-/// ignores the extension.
+/// The server's certificate has an unknown critical extension, as a company's policy may require.
+/// Go's `InsecureSkipVerify` ignores it.
 #[test]
 fn without_a_ca_any_server_is_accepted() {
     let mut unknown = CustomExtension::from_oid_content(&[1, 3, 6, 1, 4, 1, 1, 1], vec![5, 0]);
@@ -165,7 +166,7 @@ fn an_unusable_key_is_explained() {
         (other.as_str(), "is not the key of the certificate"),
         (
             "-----BEGIN RSA PRIVATE KEY-----\nAAAA\n-----END RSA PRIVATE KEY-----\n",
-            "make one of RSA with 2048 to 4096 bits, P-256,",
+            "make a key of RSA with 2048 to 4096 bits, P-256,",
         ),
         ("none", "holds no key in PEM form"),
     ] {

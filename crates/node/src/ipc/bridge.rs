@@ -2,43 +2,44 @@
 //! reach.
 //!
 //! Each connection sends one request. The reply is a refusal, or a [`BridgeStatus`] at once and at
-//! each change. The command that will run COMMAND reports on the same connection when COMMAND
-//! begins, and how COMMAND ended. If the command goes away in between, clients stay on the bridge.
+//! each change. The process that will run COMMAND reports on its connection when COMMAND begins,
+//! and how COMMAND ended. If that process goes away in between, clients stay on the bridge.
 
 use super::{dial_shim, receive_message, transmit_message};
 use berth_os::{make_awaitable, seqpacket};
+use nix::sys::socket::{Shutdown, shutdown};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 pub const VERSION: u32 = 1;
 
-/// The socket's name in the bridge's directory.
-pub const SOCKET: &str = "bridge.sock";
+/// Name of the socket's file in the bridge's directory.
+pub const SOCKET_NAME: &str = "bridge.sock";
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Ask {
     Status,
-    /// Like `Status`, from the process that will run COMMAND. If the process goes away before
+    /// Asks for the status. Sent by the process that will run COMMAND: if it goes away before
     /// COMMAND begins, the bridge ends.
     Accompany,
-    /// COMMAND begins. Sent after `Accompany` on the same connection.
+    /// Reports that COMMAND begins. Follows `Accompany` on the same connection.
     Command,
-    /// COMMAND has ended, with the reason if it failed.
+    /// Reports that COMMAND has ended. `failed` has the reason if it failed.
     Ended {
         failed: Option<String>,
     },
     End {
         now: bool,
     },
-    /// Restore the sources of the node's kube-apiserver, or only compare them (`dry_run`).
+    /// Restores the files that define the node's kube-apiserver, or only compares them (`dry_run`).
     Restore {
         dry_run: bool,
     },
@@ -49,7 +50,7 @@ pub enum Ask {
 pub enum Reply {
     Status(Box<BridgeStatus>),
     Refused(String),
-    /// The files that are restored, or would be.
+    /// The files that the restore changes. With `dry_run`, the files that it would change.
     Differences(Vec<Difference>),
 }
 
@@ -57,12 +58,12 @@ pub enum Reply {
 pub struct BridgeStatus {
     pub version: u32,
     pub berth: String,
-    /// The daemon's process ID.
+    /// The process ID of the bridge, which runs as a daemon.
     pub pid: u32,
     pub step: Step,
-    /// True if new connections go to the bridge.
+    /// True if the kernel gives new connections to the bridge.
     pub steering: bool,
-    /// True if COMMAND runs.
+    /// True while COMMAND runs, that is the command that replaces the node's kube-apiserver.
     pub command: bool,
     /// Reason why clients stay on the bridge although COMMAND has ended, or the operator ended the
     /// bridge.
@@ -71,23 +72,23 @@ pub struct BridgeStatus {
     /// Reason why new connections go to the node's kube-apiserver although the bridge is on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steering_error: Option<String>,
-    /// Result of the bridge. Connections to the node's kube-apiserver through the bridge may still
-    /// be open.
+    /// Result of the bridge, once it has one. Connections to the node's kube-apiserver through the
+    /// bridge may still be open.
     #[serde(default, skip_serializing_if = "Option::is_none", flatten)]
     pub outcome: Option<BridgeOutcome>,
     pub temporary: TemporaryStatus,
     pub own: OwnStatus,
-    /// The node's etcd, if the bridge has a temporary etcd for it.
+    /// State of the node's etcd and the temporary etcd. `None` if the bridge has no temporary etcd.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etcd: Option<EtcdStatus>,
-    /// Notes for the operator, in sentences.
+    /// Notes for the operator, each a sentence.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
     /// Number of open connections through the bridge.
     pub connections_open: u64,
-    /// Number of new connections that were steered.
+    /// Number of new connections that the kernel has given to the bridge.
     pub connections_steered: u64,
-    /// Log files, which stay after the bridge.
+    /// Log files, which are not removed when the bridge ends.
     pub logs: Vec<PathBuf>,
 }
 
@@ -97,7 +98,7 @@ pub struct TemporaryStatus {
     pub pid: Option<u32>,
     pub ready: bool,
     pub ends: u32,
-    /// Result of the last probe.
+    /// Result of the last probe of this instance.
     pub probe: String,
 }
 
@@ -110,12 +111,12 @@ pub struct OwnStatus {
     /// True if steered connections go to this instance while it is ready.
     #[serde(default)]
     pub preferred: bool,
-    /// True if COMMAND runs or has ended, and the instance has not been ready for a minute.
+    /// True if COMMAND has begun, and the instance has not been ready for a minute.
     #[serde(default)]
     pub late: bool,
     pub probe: String,
-    /// The last lines of the container's log, if the instance is in a pod. Present only while the
-    /// instance is not ready, and there is trouble or it is late.
+    /// The last lines of the container's log. Only present for an instance in a pod that is not
+    /// ready, if the bridge reports trouble or the instance is `late`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub log: Vec<String>,
 }
@@ -125,29 +126,29 @@ pub struct EtcdStatus {
     pub step: EtcdStep,
     /// The temporary etcd's process ID.
     pub pid: Option<u32>,
-    /// A decision that the operator must make.
+    /// A problem that the bridge cannot solve: the operator must decide what to do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
-    /// The latest pauses, each the time in milliseconds for which clients waited while neither etcd
-    /// served.
+    /// The latest pauses in milliseconds. In a pause neither etcd serves, and clients wait.
     #[serde(default)]
     pub pauses: Vec<u64>,
 }
 
-/// The etcd that has the data.
+/// Tells which etcd has the data, the node's or the temporary one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EtcdStep {
-    /// The node's etcd.
+    /// The node's etcd has the data.
     #[default]
     Own,
     /// The node's etcd stops, and the temporary etcd waits for the data.
     Stopping,
-    /// The temporary etcd.
+    /// The temporary etcd has the data.
     Temporary,
     /// The temporary etcd ends, and the node's etcd waits for the data.
     Returning,
-    /// Any etcd that the node starts: the temporary etcd has ended, and leaves the data alone.
+    /// Any etcd that the node starts has the data. The temporary etcd has ended, and will not use
+    /// the data again.
     GivenBack,
 }
 
@@ -158,27 +159,29 @@ impl fmt::Display for EtcdStep {
     }
 }
 
-/// The step of a bridge.
+/// A step of a bridge, from its start to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Step {
-    /// Waiting until the temporary instance is ready.
+    /// The bridge waits until the temporary instance is ready.
     #[default]
     Start,
-    /// The temporary instance is ready and is watched for a while.
+    /// The temporary instance is ready. Before it gets clients, the bridge watches whether it stays
+    /// ready.
     Settle,
-    /// New connections go to the temporary instance; earlier handshakes still reach the node's
-    /// kube-apiserver.
+    /// New connections go to the temporary instance. The node's kube-apiserver still gets
+    /// connections with an earlier handshake.
     Overlap,
-    /// The node's kube-apiserver may be replaced.
+    /// The temporary instance serves, so the node's kube-apiserver may be replaced.
     Hold,
-    /// Waiting until the node's kube-apiserver is ready and stays ready for a while.
+    /// The bridge waits until the node's kube-apiserver is ready and stays ready for a while.
     AwaitOwn,
-    /// The sources of the node's kube-apiserver are restored.
+    /// The files that define the node's kube-apiserver are restored.
     Restore,
-    /// New connections go to the node's kube-apiserver; earlier handshakes still reach the bridge.
+    /// New connections go to the node's kube-apiserver. The bridge still gets connections with an
+    /// earlier handshake.
     Linger,
-    /// The bridge's connections end, then the temporary instance.
+    /// The bridge's connections are ended, and then the temporary instance.
     Drain,
 }
 
@@ -192,50 +195,50 @@ impl fmt::Display for Step {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "outcome", content = "why")]
 pub enum BridgeOutcome {
-    /// The node's kube-apiserver serves.
+    /// The node's kube-apiserver serves, as it should.
     #[default]
     Done,
-    /// The node's kube-apiserver serves as before, since its sources were restored. With the
-    /// reason.
+    /// The node's kube-apiserver serves as before, because the bridge restored its files. Contains
+    /// the reason.
     Restored(String),
-    /// COMMAND was not run. With the reason.
+    /// COMMAND was not run. Contains the reason.
     NotBegun(String),
-    /// The bridge ended although the node's kube-apiserver is not as it should be. With the reason.
+    /// The bridge ended, but the node's kube-apiserver is not as it should be. Contains the reason.
     Abandoned(String),
 }
 
-/// A changed file.
+/// A file that has changed since the bridge began.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Difference {
     pub path: PathBuf,
-    /// True if the file is gone.
+    /// True if the file does not exist any more.
     pub missing: bool,
     /// The change that a restore makes, in the form of `diff -u`. `None` if the content must not be
     /// shown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub diff: Option<String>,
-    /// Reason why nothing is restored. Only in the first difference.
+    /// Reason why the restore changes nothing. Only the first difference contains it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
 }
 
-/// A connection between a command and a bridge. Waits for the peer as long as the peer lives, which
-/// may be stopped (Ctrl-Z).
+/// A connection between a command and a bridge. Waits for the peer as long as the peer lives, even
+/// if the peer is stopped (Ctrl-Z).
 #[derive(Debug)]
 pub struct Connection(AsyncFd<OwnedFd>);
 
 impl Connection {
-    /// Sends a request to the bridge of a directory.
+    /// Connects to the bridge of a directory and sends it a request.
     ///
     /// # Errors
     /// There is no bridge.
     pub async fn ask(directory: &Path, ask: &Ask) -> io::Result<Self> {
-        let connection = Self::new(dial_shim(&directory.join(SOCKET)).await?)?;
+        let connection = Self::new(dial_shim(&directory.join(SOCKET_NAME)).await?)?;
         connection.send(ask).await?;
         Ok(connection)
     }
 
-    /// Uses an open socket.
+    /// Makes a connection from an open socket.
     pub fn new(socket: OwnedFd) -> io::Result<Self> {
         Ok(Self(make_awaitable(
             socket,
@@ -243,8 +246,8 @@ impl Connection {
         )?))
     }
 
-    /// Process ID of the peer.
-    pub fn peer(&self) -> Option<i32> {
+    /// Returns the process ID of the peer. `None` if the kernel does not show it.
+    pub fn peer_pid(&self) -> Option<i32> {
         Some(
             seqpacket::peer_credentials(self.0.get_ref().as_fd())
                 .ok()?
@@ -252,20 +255,25 @@ impl Connection {
         )
     }
 
-    /// Sends a message.
+    /// Sends a message to the peer. After an error, nothing more can be sent: the peer reads the
+    /// end of the connection, and does not wait for the message that was lost.
     ///
     /// # Errors
-    /// The peer has gone away.
+    /// The peer has gone away, or the kernel has no memory for the message.
     pub async fn send(&self, what: &impl Serialize) -> io::Result<()> {
-        transmit_message(&self.0, &serde_json::to_vec(what)?, &[]).await
+        transmit_message(&self.0, &serde_json::to_vec(what)?, &[])
+            .await
+            .inspect_err(|_| {
+                let _ = shutdown(self.0.as_raw_fd(), Shutdown::Write);
+            })
     }
 
-    /// Receives the next message. Returns `None` if the peer has gone away. The future can be
-    /// dropped and the function called again.
-    pub async fn next<T: DeserializeOwned>(&self) -> Option<T> {
+    /// Receives the next message. Returns `None` if the peer has gone away. The caller may drop the
+    /// future and call the function again.
+    pub async fn receive_message<T: DeserializeOwned>(&self) -> Option<T> {
         let message = match receive_message(&self.0).await {
-            // The peer has gone away without reading everything; the peer's earlier messages can
-            // still be read.
+            // The peer has gone away and left bytes unread. Its earlier messages can still be read
+            // here.
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
                 receive_message(&self.0).await
             }
@@ -278,9 +286,29 @@ impl Connection {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 
     fn to_json(what: &impl Serialize) -> String {
         serde_json::to_string(what).unwrap()
+    }
+
+    #[tokio::test]
+    async fn the_peer_of_a_message_that_cannot_be_sent_reads_the_end() {
+        let (command, bridge) = socketpair(
+            AddressFamily::Unix,
+            SockType::SeqPacket,
+            None,
+            SockFlag::SOCK_NONBLOCK,
+        )
+        .unwrap();
+        let command = Connection::new(command).unwrap();
+        let bridge = Connection::new(bridge).unwrap();
+        let failed = Some("larger than the buffer of the socket".repeat(1 << 16));
+        command.send(&Ask::Ended { failed }).await.unwrap_err();
+        assert_eq!(bridge.receive_message::<Ask>().await, None);
+        // The other direction goes on.
+        bridge.send(&Reply::Refused("no".into())).await.unwrap();
+        assert!(command.receive_message::<Reply>().await.is_some());
     }
 
     #[test]
@@ -331,17 +359,20 @@ mod tests {
     #[tokio::test]
     async fn earlier_messages_are_read_although_the_peer_left_without_reading() {
         let directory = tempfile::tempdir().unwrap();
-        let listener = seqpacket::bind_listener(&directory.path().join(SOCKET)).unwrap();
+        let listener = seqpacket::bind_listener(&directory.path().join(SOCKET_NAME)).unwrap();
         let command = Connection::ask(directory.path(), &Ask::Accompany)
             .await
             .unwrap();
         let bridge = Connection::new(seqpacket::accept(listener.as_fd()).unwrap()).unwrap();
-        assert_eq!(command.peer(), i32::try_from(std::process::id()).ok());
+        assert_eq!(command.peer_pid(), i32::try_from(std::process::id()).ok());
         bridge.send(&Reply::Refused("unread".into())).await.unwrap();
         command.send(&Ask::Ended { failed: None }).await.unwrap();
         drop(command);
-        assert_eq!(bridge.next().await, Some(Ask::Accompany));
-        assert_eq!(bridge.next().await, Some(Ask::Ended { failed: None }));
-        assert_eq!(bridge.next::<Ask>().await, None);
+        assert_eq!(bridge.receive_message().await, Some(Ask::Accompany));
+        assert_eq!(
+            bridge.receive_message().await,
+            Some(Ask::Ended { failed: None })
+        );
+        assert_eq!(bridge.receive_message::<Ask>().await, None);
     }
 }

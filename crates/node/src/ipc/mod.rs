@@ -10,7 +10,7 @@ pub mod supervisor;
 pub mod wire;
 
 use berth_os::explained;
-use berth_os::file::{lock_within, none_if_missing};
+use berth_os::file::{lock_file_within, none_if_missing};
 use berth_os::off_thread::OffThread;
 use berth_os::seqpacket;
 use nix::errno::Errno;
@@ -28,24 +28,25 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use wire::{Ask, Reply, Request, Status};
 
-/// Time limit for a message of the peer, which is on the same machine.
+/// Time limit for a message from the peer. The peer is on the same machine.
 pub const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Maximum number of requests that are read and answered at once; further requests wait. Each
-/// request holds a descriptor.
-pub const REQUESTS: usize = 64;
+/// Maximum number of requests that a shim reads and answers at the same time. Further requests
+/// wait, because each one holds a descriptor.
+pub const MAX_REQUESTS: usize = 64;
 
-/// Time for which a process waits for another process to begin to listen, which takes milliseconds.
-const LISTEN_WAIT: Duration = Duration::from_secs(5);
+/// Time for which a process waits until another process of the directory listens. To begin to
+/// listen takes milliseconds.
+const LISTEN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Time between two attempts to connect while the socket's queue is full: no event tells when there
-/// is room.
-const QUEUE_FULL: Duration = Duration::from_millis(10);
+/// Time between two attempts to connect to a socket with a full queue. The kernel sends no event
+/// when there is room.
+const QUEUE_FULL_PAUSE: Duration = Duration::from_millis(10);
 
-/// A socket that commands can dial.
+/// A socket on which a shim receives requests.
 #[derive(Debug)]
 pub struct Server {
-    // Must be dropped before `listener`: see `file_at`.
+    // As the first field, the file is dropped while `listener` is still open: see `file_identity`.
     _file: SocketFile,
     listener: AsyncFd<OwnedFd>,
 }
@@ -63,13 +64,17 @@ impl Server {
         })
     }
 
-    /// Reads requests until the future is dropped; `answer` gets the allowed requests.
+    /// Reads requests until the future is dropped. Calls `answer` for each request that its sender
+    /// may send.
     pub async fn serve<F: Future<Output = ()> + Send>(
         self,
         answer: impl Fn(IncomingRequest) -> F + Send + Sync + 'static,
     ) {
-        let (answer, places, mut troubled) =
-            (Arc::new(answer), Arc::new(Semaphore::new(REQUESTS)), false);
+        let (answer, places, mut troubled) = (
+            Arc::new(answer),
+            Arc::new(Semaphore::new(MAX_REQUESTS)),
+            false,
+        );
         loop {
             let Ok(place) = places.clone().acquire_owned().await else {
                 return;
@@ -116,7 +121,7 @@ impl Server {
     }
 }
 
-/// The file of a socket. It is removed on drop.
+/// The file of a socket. Dropping this value removes the file.
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
@@ -128,26 +133,26 @@ pub struct SocketFile {
 /// # Errors
 /// The errors of [`Server::bind`].
 pub fn listen_at(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {
-    // One process at a time in a directory: of two processes for the same path, one would otherwise
-    // rename the other's new socket.
-    let _turn = take_turn(path.parent().unwrap_or(path), LISTEN_WAIT)?;
+    // Only one process at a time may create a socket in a directory. Otherwise, one of two
+    // processes with the same path could rename the new socket of the other.
+    let _turn = lock_directory(path.parent().unwrap_or(path), LISTEN_TIMEOUT)?;
     match seqpacket::dial_path(path) {
         Ok(_) => return Err(io::ErrorKind::AddrInUse.into()),
-        // The queue is full, so the shim is alive.
+        // The queue is full, so a live shim listens.
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
             return Err(io::ErrorKind::AddrInUse.into());
         }
         Err(_) => {}
     }
-    // The socket is created under another name and renamed: a client always finds the old or the
-    // new socket. The kernel limits the length of a socket's path, so the temporary name is not
-    // longer than the final name: a dot instead of `.sock`.
+    // Create the socket under another name and rename it, so that a client always finds the old or
+    // the new socket. The kernel limits the length of a socket's path. So the temporary name is no
+    // longer than the final one: it has a dot instead of `.sock`.
     let mut name = std::ffi::OsString::from(".");
     name.push(path.file_stem().unwrap_or_default());
     let made = path.with_file_name(name);
     none_if_missing(std::fs::remove_file(&made))?;
     let listener = seqpacket::bind_listener(&made)?;
-    let file = file_at(&made)?;
+    let file = file_identity(&made)?;
     std::fs::rename(&made, path)?;
     Ok((
         listener,
@@ -158,8 +163,8 @@ pub fn listen_at(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {
     ))
 }
 
-fn take_turn(directory: &Path, wait: Duration) -> io::Result<Flock<File>> {
-    lock_within(File::open(directory)?, wait).map_err(|errno| match errno {
+fn lock_directory(directory: &Path, wait: Duration) -> io::Result<Flock<File>> {
+    lock_file_within(File::open(directory)?, wait).map_err(|errno| match errno {
         Errno::EWOULDBLOCK => io::Error::other(
             "another shim that starts in the same directory is stopped or hangs: end that shim",
         ),
@@ -167,8 +172,9 @@ fn take_turn(directory: &Path, wait: Duration) -> io::Result<Flock<File>> {
     })
 }
 
-/// Device and inode of a file. While the socket is open, no other file gets the same pair.
-fn file_at(path: &Path) -> io::Result<(u64, u64)> {
+/// Returns the device and inode of a file. While the socket is open, no other file has the same
+/// pair.
+fn file_identity(path: &Path) -> io::Result<(u64, u64)> {
     let meta = std::fs::symlink_metadata(path)?;
     Ok((meta.dev(), meta.ino()))
 }
@@ -176,20 +182,20 @@ fn file_at(path: &Path) -> io::Result<(u64, u64)> {
 impl Drop for SocketFile {
     fn drop(&mut self) {
         let (path, file) = (std::mem::take(&mut self.path), self.file);
-        OffThread::new("").finish_within(PATIENCE, move || {
-            // Another process may have replaced the file.
-            if file_at(&path).is_ok_and(|now| now == file) {
+        OffThread::new("").make_last_call_within(PATIENCE, move || {
+            // Remove only this process's file. Another process may have replaced it.
+            if file_identity(&path).is_ok_and(|now| now == file) {
                 let _ = std::fs::remove_file(&path);
             }
         });
     }
 }
 
-/// A request from a peer that may send requests.
+/// A request that has been received from a peer with the right to send it.
 #[derive(Debug)]
 pub struct IncomingRequest {
     pub ask: Ask,
-    /// The bytes after the JSON.
+    /// The bytes that follow the JSON object in the message.
     pub rest: Vec<u8>,
     pub descriptors: Vec<OwnedFd>,
     socket: AsyncFd<OwnedFd>,
@@ -211,7 +217,7 @@ impl IncomingRequest {
     }
 }
 
-/// Reads a request. Returns `None` if it was refused.
+/// Reads a request. Returns `None` if the request was refused or its sender has gone.
 async fn read_request(socket: OwnedFd) -> io::Result<Option<IncomingRequest>> {
     let (uid, own) = (
         seqpacket::peer_credentials(socket.as_fd())?.uid(),
@@ -231,22 +237,23 @@ async fn read_request(socket: OwnedFd) -> io::Result<Option<IncomingRequest>> {
         let (message, descriptors) = read_message(&socket, PATIENCE).await?;
         let (json, rest) = wire::split_message(&message);
         match wire::parse_request(json) {
-            // The client has given up, and may have done something else instead. A shim that hung
-            // and is now the last shim must not leave because of an old request, nor mistake a
-            // sibling that dialled again for another shim with the same name. `Ask::Pass` is
-            // different: a client's connection comes with a token that decides.
+            // The sender has given up before this shim read the request, and may have done
+            // something else instead. If this shim hung and is now the last shim, it must not leave
+            // because of an old request. And if a sibling has dialled again, this shim must not
+            // take it for another shim with the same name. `Ask::Pass` is different: a client's
+            // connection comes with a token that decides.
             Ok(Request { ask, .. })
                 if ask != Ask::Pass && seqpacket::is_closed(socket.get_ref().as_fd())? =>
             {
                 tracing::info!(
                     ?ask,
-                    "ignored a request: its sender was gone before this shim read it"
+                    "ignored a request: the sender had closed the connection before this shim read the request"
                 );
                 return Ok(None);
             }
-            // Root may read the status and drain; listeners and connections go only to a process
-            // that could listen here.
-            Ok(Request { ask, .. }) if uid != own && ask.is_of_siblings() => {
+            // Root may read the status and drain the shim. Listeners and connections go only to a
+            // process with this shim's uid, which could listen here itself.
+            Ok(Request { ask, .. }) if uid != own && ask.is_reserved_for_siblings() => {
                 tracing::warn!(
                     code = %explained::SIBLING_OF_ANOTHER_UID,
                     uid,
@@ -254,7 +261,7 @@ async fn read_request(socket: OwnedFd) -> io::Result<Option<IncomingRequest>> {
                     "a sibling of another uid was refused: run all shims of a berth with one uid"
                 );
                 format!(
-                    "a shim of uid {uid} cannot share the port of a shim of uid {own}: run both with one uid"
+                    "a shim of uid {uid} cannot share the port of a shim of uid {own}: run both shims with one uid"
                 )
             }
             Ok(Request { ask, .. }) => {
@@ -288,7 +295,7 @@ pub async fn ask_shim(path: &Path, ask: Ask, patience: Duration) -> io::Result<R
     Ok(exchange_messages(path, ask, &[], &[], patience).await?.0)
 }
 
-/// Beginning of the error of [`request_status`] when a shim hangs.
+/// Beginning of the error that [`request_status`] returns if a shim hangs.
 pub const HANGS: &str = "it does not answer within";
 
 /// Requests a shim's status, and waits for the reply for at most `patience`.
@@ -324,12 +331,12 @@ pub async fn exchange_messages(
         .await
         .map_err(|_| io::ErrorKind::TimedOut)??;
     let socket = berth_os::make_awaitable(socket, Interest::READABLE | Interest::WRITABLE)?;
-    // Siblings have one uid, as in `read_request`.
+    // The peer must have this process's uid, as in `read_request`.
     let (uid, own) = (
         seqpacket::peer_credentials(socket.get_ref().as_fd())?.uid(),
         nix::unistd::geteuid().as_raw(),
     );
-    if uid != own && ask.is_of_siblings() {
+    if uid != own && ask.is_reserved_for_siblings() {
         let why = format!(
             "the process at {} is uid {uid}, this process is uid {own}: siblings need the same uid",
             path.display()
@@ -346,8 +353,8 @@ pub async fn exchange_messages(
     Ok((reply, socket))
 }
 
-/// Connects; waits while the queue is full. A separate thread dials, because the socket's path may
-/// be on a disk that stalls.
+/// Connects to a shim's socket, and waits while the socket's queue is full. A separate thread
+/// dials, because the socket's path may be on a disk that stalls.
 ///
 /// # Errors
 /// The errors of [`seqpacket::dial_path`].
@@ -356,12 +363,12 @@ pub async fn dial_shim(path: &Path) -> io::Result<OwnedFd> {
     loop {
         let path = path.to_owned();
         match DIALS
-            .within(Duration::MAX, move || seqpacket::dial_path(&path))
+            .call_within(Duration::MAX, move || seqpacket::dial_path(&path))
             .await
             .flatten()
         {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                tokio::time::sleep(QUEUE_FULL).await;
+                tokio::time::sleep(QUEUE_FULL_PAUSE).await;
             }
             dialled => return dialled,
         }
@@ -387,11 +394,11 @@ async fn write_message(
         .map_err(|_| io::ErrorKind::TimedOut)?
 }
 
-/// Receives the next message. The future can be dropped and the function called again.
+/// Receives the next message. The caller may drop the future and call the function again.
 async fn receive_message(socket: &AsyncFd<OwnedFd>) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
-    let mut message = vec![0; seqpacket::MESSAGE];
+    let mut message = vec![0; seqpacket::MAX_MESSAGE];
     let receive = socket.async_io(Interest::READABLE, |socket| {
-        seqpacket::receive(socket.as_fd(), &mut message)
+        seqpacket::receive_message(socket.as_fd(), &mut message)
     });
     let received = receive.await?;
     message.truncate(received.length);
@@ -409,7 +416,7 @@ async fn transmit_message(
 ) -> io::Result<()> {
     socket
         .async_io(Interest::WRITABLE, |to| {
-            seqpacket::transmit(to.as_fd(), message, descriptors)
+            seqpacket::transmit_message(to.as_fd(), message, descriptors)
         })
         .await
 }
@@ -432,8 +439,8 @@ mod tests {
         assert!(!path.exists());
     }
 
-    /// For siblings a socket that refuses is proof of death, so the process with the name must not
-    /// be a process that was refused.
+    /// Siblings take a shim for dead if its socket refuses connections. So the path must name the
+    /// socket of the process that listens, and never the socket of a process that failed to bind.
     #[tokio::test]
     async fn of_concurrent_servers_at_one_path_exactly_one_listens_and_has_the_name() {
         let directory = tempfile::tempdir().unwrap();
@@ -465,15 +472,11 @@ mod tests {
     #[test]
     fn a_start_that_times_out_names_the_cause() {
         let directory = tempfile::tempdir().unwrap();
-        let turn = take_turn(directory.path(), LISTEN_WAIT).unwrap();
-        assert!(
-            take_turn(directory.path(), Duration::ZERO)
-                .unwrap_err()
-                .to_string()
-                .contains("hangs: end that shim")
-        );
+        let turn = lock_directory(directory.path(), LISTEN_TIMEOUT).unwrap();
+        let late = lock_directory(directory.path(), Duration::ZERO).unwrap_err();
+        assert_eq!(late.kind(), io::ErrorKind::Other, "{late}");
         drop(turn);
-        take_turn(directory.path(), Duration::ZERO).unwrap();
+        lock_directory(directory.path(), Duration::ZERO).unwrap();
     }
 
     #[tokio::test]
@@ -481,9 +484,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a.sock");
         let server = Server::bind(&path).unwrap();
-        // The shim reads nothing yet.
+        // The request is sent before the shim begins to read.
         let late = seqpacket::dial_path(&path).unwrap();
-        seqpacket::transmit(
+        seqpacket::transmit_message(
             late.as_fd(),
             &serde_json::to_vec(&Request::from(Ask::Drain)).unwrap(),
             &[],

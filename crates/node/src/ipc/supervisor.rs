@@ -1,46 +1,50 @@
 //! Messages between a shim and an instance's supervisor, on a socket in the run directory: a JSON
-//! object each. The supervisor returns clients' sockets from the instance's accept(2). No I/O.
+//! object each. A shim sends clients' sockets. The supervisor makes each socket the result of an
+//! accept(2) of the instance. This module does no I/O.
 //!
 //! The supervisor begins with [`ToShim::Hello`], then says whether the instance listens. While the
 //! instance listens, a shim may send clients, at most [`UNACKNOWLEDGED`] before an acknowledgement.
-//! Further clients wait in the shim, which decides their order, and come back if they are sent.
+//! Further clients wait in the shim, which decides their order. If the shim sends them
+//! nevertheless, the supervisor sends them back.
 //!
 //! If the connection ends, the shim has its unacknowledged clients back: the supervisor has ended,
 //! or has discarded them. The shim first reads the earlier messages, even after `ECONNRESET`. A
 //! shim does not end the connection while a client is unacknowledged: the supervisor would hand the
 //! client over nevertheless, as for a shim that died.
 
-use crate::instance::InstanceId;
+use crate::instance_id::InstanceId;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// Version of the messages in both directions. If the supervisor has another version, the shim
-/// relays.
+/// relays clients instead of sending them.
 pub const VERSION: u32 = 2;
 
-/// Maximum of a shim's unacknowledged clients.
+/// Maximum number of clients that a shim has sent and the supervisor has not acknowledged.
 pub const UNACKNOWLEDGED: usize = 64;
 
-/// Maximum of clients in a [`ToShim::Taken`]: a fourth of [`UNACKNOWLEDGED`], so that a shim seldom
-/// waits.
-pub const TOGETHER: usize = UNACKNOWLEDGED / 4;
+/// Maximum number of clients in one [`ToShim::Taken`]: a fourth of [`UNACKNOWLEDGED`], so that a
+/// shim seldom waits.
+pub const MAX_TAKEN: usize = UNACKNOWLEDGED / 4;
 
-/// Time for which a [`ToShim::Taken`] may wait for more clients.
-pub const LATER: Duration = Duration::from_millis(10);
+/// Time for which the supervisor may delay a [`ToShim::Taken`], to acknowledge more clients at
+/// once.
+pub const TAKEN_DELAY: Duration = Duration::from_millis(10);
 
 /// A message from a shim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "message")]
 pub enum FromShim {
-    /// A client; the socket comes with the message. The client's address is the socket's peer
+    /// A client. Its socket comes with the message. The client's address is the socket's peer
     /// address, not an address that a shim reports. The socket becomes blocking or non-blocking as
-    /// the instance asks, also for duplicates in the shim. No number is used twice in a connection.
+    /// the instance asks, and so do the shim's duplicates of the socket. No number is used twice in
+    /// a connection.
     Client { seq: u64 },
-    /// The shim wants the client back. If the instance has accepted the client, the usual
-    /// acknowledgement follows.
+    /// The shim wants the client back. If the instance has accepted the client already, the
+    /// supervisor acknowledges it as usual.
     Recall { seq: u64 },
-    /// A later version's message, which is ignored.
+    /// A message of a later version of berth. The supervisor ignores it.
     #[serde(other)]
     Unknown,
 }
@@ -53,21 +57,23 @@ pub enum ToShim {
         version: u32,
         instance: InstanceId,
     },
-    /// The instance accepts: clients may be sent.
+    /// The instance accepts connections: from now on, a shim may send clients.
     Listening,
-    /// The instance has closed its listener: waiting clients and further clients come back.
+    /// The instance has closed its listener. The supervisor sends waiting clients and later clients
+    /// back.
     Closed,
-    /// The instance has accepted these clients, at most [`TOGETHER`]. The supervisor may send the
-    /// message after [`LATER`], since only a shim with many clients under way waits for it. If the
-    /// supervisor is killed before, the shim does not know that the instance has the clients.
+    /// The instance has accepted these clients, at most [`MAX_TAKEN`]. The supervisor may delay the
+    /// message by [`TAKEN_DELAY`], since only a shim with many clients under way waits for it. If
+    /// the supervisor is killed meanwhile, the shim does not know that the instance has the
+    /// clients.
     Taken {
         seqs: Vec<u64>,
     },
-    /// The shim has the client back.
+    /// The supervisor gives this client back to the shim.
     Back {
         seq: u64,
     },
-    /// A later version's message, which is ignored.
+    /// A message of a later version of berth. The shim ignores it.
     #[serde(other)]
     Unknown,
 }

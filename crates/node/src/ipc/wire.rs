@@ -5,13 +5,13 @@
 //! request: at every upgrade two versions meet. Readers ignore unknown fields, fields that may come
 //! later have defaults, and a shim in an unknown phase does nothing for others.
 
-use crate::instance::InstanceId;
+use crate::instance_id::InstanceId;
 use crate::terms::{Announce, Cookie, InstanceHealth, Phase, ShimId};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::net::SocketAddr;
 
-/// The latest version of a request.
+/// The latest version of requests that this shim knows.
 pub const VERSION: u32 = 2;
 
 /// Version of a shim's state in messages: [`Update`] and [`Status`]. Fields added later have a
@@ -29,18 +29,18 @@ pub struct Request {
 pub enum Ask {
     Status,
     Metrics,
-    /// Leave the group, and let connections end.
+    /// Leave the group of siblings, and let open connections end.
     Drain,
-    /// Like `Drain`, but only if a sibling is joined when the shim reads the request.
+    /// Like `Drain`, but only if a sibling has joined the group when the shim reads the request.
     DrainIfSibling,
     /// From a sibling: take over a client's connection. The descriptor comes with the message, and
     /// the client's bytes so far follow the line feed.
     Pass,
-    /// From a sibling: from here on both shims send [`Update`]s.
+    /// From a sibling: join this shim. From then on, both shims send [`Update`]s on the connection.
     Join {
         holder: ShimId,
     },
-    /// Distribute new connections. The shims of both instances get the same share.
+    /// Distribute new connections between two instances. The shims of both get the same share.
     Share(Share),
 }
 
@@ -50,24 +50,25 @@ pub enum Ask {
 pub struct Share {
     pub old: InstanceId,
     pub new: InstanceId,
-    /// The new instance's part, in thousandths; the old instance gets the rest. 0 is the way back:
-    /// all new connections go to the old instance.
+    /// The part of new connections that the new instance gets, in thousandths. The old instance
+    /// gets the rest. With 0, the old instance gets all new connections again.
     pub permille: u16,
-    /// Seed of the distribution. While the salt is unchanged, clients keep their sides, and a
-    /// larger part only moves clients from the old instance.
+    /// Seed of the distribution. As long as the salt is unchanged, a client stays with its
+    /// instance. If the new instance's part grows, clients only move from the old instance to the
+    /// new one.
     pub salt: u64,
-    /// Time for which the share is in force after each message, in milliseconds: when the sender
-    /// dies, the share ends by itself. 0 ends the share.
+    /// Time for which the share is in force after each message, in milliseconds. If the sender
+    /// dies, the share thus ends by itself. 0 ends the share at once.
     pub lease_ms: u64,
-    /// True if clients on the node itself are distributed, too. Otherwise they stay on the old
-    /// side, and the part is a part of all remote clients: kubelet, controller-manager and
-    /// scheduler of the node are needed for the way back, and must not depend on a newer server
-    /// before the verdict.
+    /// True if clients on the node itself are distributed, too. If false, these clients stay with
+    /// the old instance, and `permille` is a part of the remote clients only. The node's kubelet,
+    /// controller-manager and scheduler are needed to return to the old instance, so they must not
+    /// depend on a newer server before it is judged.
     #[serde(default)]
     pub local: bool,
 }
 
-/// A side of a [`Share`].
+/// The old or the new instance of a [`Share`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Side {
@@ -78,15 +79,15 @@ pub enum Side {
 impl From<Ask> for Request {
     fn from(ask: Ask) -> Self {
         Self {
-            version: ask.since(),
+            version: ask.since_version(),
             ask,
         }
     }
 }
 
 impl Ask {
-    /// The first version with this request.
-    fn since(&self) -> u32 {
+    /// Returns the first version of the messages that has this request.
+    fn since_version(&self) -> u32 {
         match self {
             Self::Status
             | Self::Metrics
@@ -99,7 +100,7 @@ impl Ask {
     }
 
     /// True if only siblings may send the request, because it hands over listeners or connections.
-    pub fn is_of_siblings(&self) -> bool {
+    pub fn is_reserved_for_siblings(&self) -> bool {
         matches!(self, Self::Join { .. } | Self::Pass)
     }
 }
@@ -108,7 +109,8 @@ impl Ask {
 pub struct Update {
     pub version: u32,
     pub announce: Announce,
-    /// The listeners, in the order of their duplicates, which come with the message.
+    /// The listeners' cookies and addresses, in the order of the descriptors that come with the
+    /// message.
     pub guards: Vec<(Cookie, SocketAddr)>,
 }
 
@@ -123,9 +125,9 @@ pub enum Reply {
     Done,
     /// Reply to [`Ask::DrainIfSibling`]: no sibling is joined, so the shim continues to serve.
     Alone,
-    /// Reply to [`Ask::Join`], with the ID of the replying shim.
+    /// Reply to [`Ask::Join`]: the ID of the shim that replies.
     Joined { holder: ShimId },
-    /// The request was not understood or not granted, with the reason.
+    /// The shim did not understand or not grant the request. Contains the reason.
     Refused(String),
 }
 
@@ -143,10 +145,11 @@ pub struct Status {
     /// Process ID of the shim in its PID namespace.
     pub pid: u32,
     pub state: Phase,
-    /// Start of the state, RFC 3339.
+    /// Time at which the shim entered its state, RFC 3339.
     pub since: String,
     pub connections_open: u64,
-    /// Number of open connections with a client that has sent something and has no answer yet.
+    /// Number of open connections on which the client has sent something and the instance has not
+    /// answered yet.
     pub connections_pending: u64,
     /// Number of open connections that this shim has passed to instances as sockets.
     #[serde(default)]
@@ -156,46 +159,48 @@ pub struct Status {
     pub held: u64,
     /// True if no instance is ready, and connections go to an instance that fails its probe.
     pub fail_open: bool,
-    /// Number of listeners on the shim's addresses that no shim of the berth holds. They get a
-    /// share of new connections.
+    /// Number of listeners on the shim's addresses that belong to no shim of the berth. They get a
+    /// share of new connections, too.
     pub foreign_listeners: u64,
     /// The instances, the shim's own first.
     pub instances: Vec<InstanceStatus>,
-    /// The gate before the instances, if there is one.
+    /// The state of the gate, which limits TLS handshakes in flight. `None` if the shim has no
+    /// gate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gate: Option<GateStatus>,
-    /// The share of new connections that is in force, if any.
+    /// The share of new connections that is in force. `None` if there is no share.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<ShareStatus>,
-    /// Live siblings that have been unconnected for longer than a lease.
+    /// Siblings that are alive, but have not been connected to this shim for longer than a lease.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unconnected: Vec<InstanceId>,
-    /// True if a relaying thread does not respond.
+    /// True if one of the shim's threads that relay connections does not respond.
     pub blocked: bool,
-    /// Requests to the cluster's API, with `--cluster`.
+    /// State of the requests to the cluster's API. `None` without `--cluster`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<ClusterStatus>,
 }
 
-/// The status of a [`Share`] in one of the two shims.
+/// The status of a [`Share`] in the shim of one of its two instances.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShareStatus {
     #[serde(flatten)]
     pub share: Share,
-    /// The side of the shim's own instance.
+    /// The side of the share on which the shim's own instance is.
     pub side: Side,
-    /// Numbers of this shim's new connections under this salt, by the way their side was chosen: by
-    /// the client's address, or by address and port if the address has too many connections.
+    /// Numbers of new connections that this shim has distributed under this salt. The side was
+    /// chosen by the client's address (`by_address`), or by its address and port if the address has
+    /// too many connections.
     pub by_address: u64,
     pub by_connection: u64,
-    /// End of the share, RFC 3339.
+    /// Time at which the share ends, RFC 3339.
     pub until: String,
 }
 
-/// TLS handshakes in flight at the gate, and waiting clients.
+/// The state of the gate: TLS handshakes in flight, and waiting clients.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct GateStatus {
-    /// Number of clients that have not received an instance's first byte.
+    /// Number of clients that have begun and have not received an instance's first byte.
     pub openings: u64,
     /// Maximum of `openings`.
     pub limit: u64,
@@ -207,7 +212,7 @@ pub struct GateStatus {
 /// The source with the most waiting clients.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LongestQueue {
-    /// An IPv4 address, or a /64 of IPv6.
+    /// The address of the clients: an IPv4 address, or a /64 of IPv6.
     pub source: String,
     pub clients: u64,
 }
@@ -220,15 +225,16 @@ pub struct ClusterStatus {
     /// Time of the last renewal of a Lease, RFC 3339.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_renewed: Option<String>,
-    /// Expiry time of the shim's token, RFC 3339, if known and if the shim renews the token.
+    /// Time at which the shim's token expires, RFC 3339. Present if the shim renews the token and
+    /// knows the time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_expires: Option<String>,
-    /// Failing requests, each with its reason and the fix.
+    /// Requests that fail at present, each with its reason and the fix.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
 }
 
-/// The status of an instance in a shim.
+/// The status of an instance, as a shim sees it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InstanceStatus {
     pub instance: InstanceId,
@@ -236,27 +242,28 @@ pub struct InstanceStatus {
     pub own: bool,
     #[serde(rename = "standing")]
     pub health: InstanceHealth,
-    /// Start of the health state, RFC 3339.
+    /// Time at which the instance entered its health state, RFC 3339.
     pub since: String,
-    /// True if the instance gets clients' sockets instead of their bytes.
+    /// True if the shim passes the sockets of clients to the instance, instead of relaying their
+    /// bytes.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub injected: bool,
-    /// Reason why the instance's clients are relayed although sockets are wanted.
+    /// Reason why the shim relays the instance's clients, although it should pass their sockets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relayed: Option<String>,
     /// The version that the instance reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kube_version: Option<String>,
-    /// Result of the last probe, as text that may change with the next version.
+    /// Result of the last probe. The text may change with the next version of berth.
     pub last_probe: String,
-    /// True if the probe will fail in the same way until something is changed.
+    /// True if every further probe will fail in the same way until an operator changes something.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub probe_rejected: bool,
 }
 
 impl Status {
-    /// Returns the status as JSON with the words of metrics and log: version 1 of the messages says
-    /// `dry` and `standing`, and metrics and log say `refusing` and `health`.
+    /// Returns the status as JSON, with the words of metrics and log. Where version 1 of the
+    /// messages says `dry` and `standing`, metrics and log say `refusing` and `health`.
     ///
     /// # Errors
     /// No error is known: no map in the status has keys that are not text.
@@ -275,9 +282,9 @@ impl Status {
         Ok(json)
     }
 
-    /// Checks that the shim's own instance is ready and the shim listens. The error is the reason
+    /// Checks that the shim's own instance is ready and the shim listens. An error gives the reason
     /// in one line.
-    pub fn ready(&self) -> Result<(), String> {
+    pub fn check_ready(&self) -> Result<(), String> {
         let own = self.instances.iter().find(|instance| instance.own);
         if self.blocked {
             return Err(format!(
@@ -319,12 +326,12 @@ impl Status {
 /// Parses a request.
 ///
 /// # Errors
-/// The message is not a request, or has an unknown version. The text goes to the sender.
+/// The message is not a request, or has an unknown version. The error's text is for the sender.
 pub fn parse_request(message: &[u8]) -> Result<Request, String> {
     parse_request_as(VERSION, message)
 }
 
-/// Parses a request as the version `known` does.
+/// Parses a request in the way of a shim that knows the versions up to `known`.
 fn parse_request_as(known: u32, message: &[u8]) -> Result<Request, String> {
     #[derive(Deserialize)]
     struct Versioned {
@@ -384,9 +391,9 @@ mod tests {
         }
     }
 
-    /// The update of version 1 must be understood for as long as version N−1 is.
+    /// An update of version 1 must be understood as long as a sibling may still send version 1.
     #[test]
-    fn updates_requests_and_replies_keep_their_form() {
+    fn updates_requests_and_replies_keep_their_format() {
         let bytes = include_bytes!("../../../../tests/data/golden/update-v1.json");
         let bytes = bytes.strip_suffix(b"\n").unwrap_or(bytes);
         let update = Update {
@@ -460,10 +467,9 @@ mod tests {
             assert_eq!(request.version, 1, "version 1 knew {request:?}");
         }
         let share = serde_json::to_vec(&Request::from(Ask::Share(test_share()))).unwrap();
-        assert!(
-            parse_request_as(1, &share)
-                .unwrap_err()
-                .contains("version 2 is not known")
+        assert_eq!(
+            [1, 2].map(|known| parse_request_as(known, &share).is_ok()),
+            [false, true]
         );
     }
 

@@ -2,7 +2,7 @@
 //! write.
 
 use super::BerthDir;
-use crate::instance::InstanceId;
+use crate::instance_id::InstanceId;
 use berth_os::file::none_if_missing;
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -15,17 +15,19 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 
-/// Maximum size of a file that is read, in bytes. Real files have some 250 to 4,000.
+/// Maximum size of a record or lease, in bytes; a larger file is ignored. Real ones have some 250
+/// to 4,000 bytes.
 pub(super) const MAX_SIZE: u64 = 64 * 1024;
 
-/// Maximum length of a reason, in characters: a JSON error repeats its input, however long.
+/// Maximum length of the reason why a file is ignored, in characters. A JSON error repeats its
+/// input, however long that is.
 const MAX_REASON: usize = 200;
 
-/// The last second of the year 9999. Later times, and times before 1970, have no RFC 3339 text
-/// here.
+/// The last second of the year 9999. Times after it, and before 1970, cannot be written in a
+/// record.
 const LAST_TIME: Duration = Duration::from_secs(253_402_300_799);
 
-/// An ignored file among the records or leases.
+/// A file among the records or leases that is ignored, with the reason.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct IgnoredFile {
     pub path: PathBuf,
@@ -43,7 +45,8 @@ impl IgnoredFile {
 
 impl fmt::Display for IgnoredFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Names and contents are not trusted: no line feed or escape gets into the log.
+        // Other processes choose names and contents, which are not trusted. No line feed or escape
+        // may get into the log.
         let printable = |text: &str| text.replace(char::is_control, "\u{fffd}");
         let path = self.path.to_string_lossy();
         write!(
@@ -55,12 +58,13 @@ impl fmt::Display for IgnoredFile {
     }
 }
 
-/// The files of a directory.
+/// The result of reading a directory of records or leases.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listing<T> {
-    /// The valid files, sorted by ID.
+    /// The contents of the valid files, sorted by ID.
     pub found: Vec<T>,
-    /// Ignored files. Each listing repeats them, so the caller logs only new entries.
+    /// Files that were ignored. Each listing contains them again, so the caller logs only those
+    /// that are new.
     pub problems: Vec<IgnoredFile>,
 }
 
@@ -82,7 +86,7 @@ pub(super) fn read_all<T>(
         let path = directory.join(&name);
         let content = match id_of(&name) {
             Some(id) => read(&id, &path),
-            None => Err("its name is not an instance's ID with .json".into()),
+            None => Err("the file's name is not an instance's ID with .json".into()),
         };
         match content {
             Ok(content) => found.extend(content),
@@ -106,13 +110,13 @@ pub(super) fn id_of(name: &OsStr) -> Option<InstanceId> {
     InstanceId::parse(name.to_str()?.strip_suffix(".json")?).ok()
 }
 
-/// True if no file has this name. A file that cannot be inspected is not missing.
+/// True if no file has this name. If the file cannot be inspected, it does not count as missing.
 pub(super) fn is_missing(path: &Path) -> bool {
     fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
-/// An open file, and its content or the reason to ignore the file.
-pub(super) struct Opened<T> {
+/// An open file with its content. If the content cannot be used, the reason to ignore the file.
+pub(super) struct OpenedFile<T> {
     pub(super) file: File,
     pub(super) content: Result<T, String>,
 }
@@ -123,7 +127,7 @@ pub(super) fn open_and_parse<T>(
     berth: &BerthDir,
     path: &Path,
     parse: impl FnOnce(&[u8]) -> Result<T, String>,
-) -> Result<Option<Opened<T>>, String> {
+) -> Result<Option<OpenedFile<T>>, String> {
     // Without O_NONBLOCK, opening a FIFO would block.
     let file = match OpenOptions::new()
         .read(true)
@@ -133,20 +137,20 @@ pub(super) fn open_and_parse<T>(
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) if error.raw_os_error() == Some(libc::ELOOP) => {
-            return Err("it is a symbolic link".into());
+            return Err("the file is a symbolic link".into());
         }
-        Err(error) => return Err(format!("it cannot be opened: {error}")),
+        Err(error) => return Err(format!("the file cannot be opened: {error}")),
     };
     let meta = file.metadata().map_err(|error| error.to_string())?;
     if !meta.is_file() {
         return Err("it is no regular file".into());
     }
-    if !berth.trusts(meta.uid()) {
-        return Err(format!("it is owned by uid {}", meta.uid()));
+    if !berth.trusts_owner(meta.uid()) {
+        return Err(format!("the file is owned by uid {}", meta.uid()));
     }
     if meta.len() > MAX_SIZE {
         return Err(format!(
-            "it is {} bytes long, at most {MAX_SIZE} are read",
+            "the file is {} bytes long, and at most {MAX_SIZE} bytes are read",
             meta.len()
         ));
     }
@@ -155,7 +159,7 @@ pub(super) fn open_and_parse<T>(
         .take(MAX_SIZE)
         .read_to_end(&mut bytes)
         .map_err(|error| error.to_string());
-    Ok(Some(Opened {
+    Ok(Some(OpenedFile {
         file,
         content: read.and_then(|_| parse(&bytes)),
     }))
@@ -167,7 +171,8 @@ pub(super) fn to_bytes(content: &impl Serialize) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Parses a `what` of the format `known`. The error is the reason to ignore the file.
+/// Parses a file of the kind `what`, if it has the format `known`. The error is the reason to
+/// ignore the file.
 pub(super) fn parse_versioned<T: DeserializeOwned>(
     bytes: &[u8],
     what: &str,
@@ -178,21 +183,24 @@ pub(super) fn parse_versioned<T: DeserializeOwned>(
         version: u32,
     }
     let torn = |error| format!("not a {what}: {error}");
-    // Parse only the version first, so that the error for a later format names its version and not
-    // a missing field.
+    // Parse the version alone first. Then the error for a later format names that format, and not a
+    // missing field.
     match serde_json::from_slice(bytes).map_err(torn)? {
         Format { version } if version == known => serde_json::from_slice(bytes).map_err(torn),
-        Format { version } => Err(format!("format {version}, this berth reads {known}")),
+        Format { version } => Err(format!(
+            "the file has format {version}, this berth reads format {known}"
+        )),
     }
 }
 
-/// Removes a file. Returns true if it existed.
+/// Removes a file. Returns true if the file existed.
 pub(super) fn remove_file(path: &Path) -> io::Result<bool> {
     Ok(none_if_missing(fs::remove_file(path))?.is_some())
 }
 
-/// Serializers of fields: the text of a type, and wall-clock times as Kubernetes' Time
-/// (`2026-05-04T03:02:01Z`) and MicroTime (`2026-05-04T03:02:01.000000Z`).
+/// Functions for serde that write a field as text. They write a type's own text, and wall-clock
+/// times as Kubernetes' Time (`2026-05-04T03:02:01Z`) and MicroTime
+/// (`2026-05-04T03:02:01.000000Z`).
 pub(super) fn serialize_display<S: Serializer>(
     value: &impl fmt::Display,
     serializer: S,
@@ -221,7 +229,7 @@ pub(super) fn serialize_micro_time<S: Serializer>(
     time: &SystemTime,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
-    // A wrong clock is no reason to fail.
+    // A time before 1970 is written as 1970: a wrong clock must not be an error.
     let since = time
         .duration_since(SystemTime::UNIX_EPOCH)
         .unwrap_or_default()

@@ -13,9 +13,9 @@
 //!   writes a new file and renames it over the old file.
 //! * **The time of death** is recorded by the first process that finds the record unlocked. It sets
 //!   the file's modification time and then removes the write permission (mode 0400) to mark the
-//!   modification time as the time of death. After [`KEEP_DEAD`] the record is pruned; until then a
-//!   restarted instance finds its address in the record. The time is wall-clock time: if the clock
-//!   jumps, an address is forgotten early or late, which has no other effect.
+//!   modification time as the time of death. After [`DEAD_RECORD_LIFETIME`] the record is pruned;
+//!   until then a restarted instance finds its address in the record. The time is wall-clock time:
+//!   if the clock jumps, an address is forgotten early or late, which has no other effect.
 //! * **Names are written** (by a claim or a prune) under the lock on `instances/.lock`, so a record
 //!   that was renamed into place a moment ago is not removed, and no two claims choose the same
 //!   address.
@@ -29,8 +29,8 @@
 use super::BerthDir;
 use super::file::{self, id_of, list_names, read_all};
 pub use super::file::{IgnoredFile, Listing};
-use crate::instance::InstanceId;
-use berth_os::file::{lock_within, replace_file};
+use crate::instance_id::InstanceId;
+use berth_os::file::{lock_file_within, replace_file};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, Flock, FlockArg, fcntl};
 use serde::{Deserialize, Serialize};
@@ -43,19 +43,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-/// Format of the records that are written, and the only format that is read. New fields do not
-/// change the format: unknown fields are ignored.
+/// Format of the records that this version writes, and the only format that it reads. New fields do
+/// not change the format, because readers ignore unknown fields.
 const VERSION: u32 = 1;
 
 /// Time after which the record of a dead instance is pruned: ten minutes, longer than the kubelet's
 /// longest pause between two restarts (five).
-pub const KEEP_DEAD: Duration = Duration::from_secs(600);
+pub const DEAD_RECORD_LIFETIME: Duration = Duration::from_secs(600);
 
-/// Time for which a claim waits for another claim. A claim takes milliseconds. A process that holds
-/// the lock longer is stopped (SIGSTOP), and a node must not fail to start without a message.
-const LOCK_WAIT: Duration = Duration::from_secs(5);
+/// Time for which a claim waits for another claim, which takes milliseconds. If another process
+/// holds the lock longer, it is stopped (SIGSTOP), and the claim fails with a message.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Mode of a record with its time of death as the modification time.
+/// Mode of the file of a dead instance's record. The mode means that the file's modification time
+/// is the time of death.
 const DEAD_MODE: u32 = 0o400;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,10 +73,10 @@ pub struct Record {
     /// The reason why there is no supervisor although one was wanted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unsupervised: Option<String>,
-    /// The process ID in the instance's PID namespace. Informative only.
+    /// The process ID in the instance's PID namespace. No decision depends on it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// Start time, wall clock, in full seconds. Informative only.
+    /// Time at which the instance started, wall clock, in full seconds. No decision depends on it.
     #[serde(
         serialize_with = "file::serialize_second_time",
         deserialize_with = "file::deserialize_time"
@@ -88,15 +89,18 @@ impl Record {
     pub fn parse(bytes: &[u8], id: &InstanceId) -> Result<Self, String> {
         let record: Self = file::parse_versioned(bytes, "record", VERSION)?;
         if record.instance != *id {
-            return Err(format!("it is for the instance {}", record.instance));
+            return Err(format!(
+                "the file's name does not match: the content is for the instance {}",
+                record.instance
+            ));
         }
         match record.address {
             SocketAddr::V4(address) if address.ip().is_loopback() && address.port() != 0 => {
                 Ok(record)
             }
-            // Connections would leave the node, or fail.
+            // Connections to any other address would leave the node, or fail.
             other => Err(format!(
-                "the address {other} is not in 127.0.0.0/8 with a port"
+                "the address {other} is not an address in 127.0.0.0/8 with a port"
             )),
         }
     }
@@ -105,9 +109,9 @@ impl Record {
 #[derive(Debug, thiserror::Error)]
 pub enum ClaimError {
     #[error(
-        "the instance {instance} is alive{}: its record {} is locked. Stop that process, or start this instance with another \
+        "the instance {instance} is alive{}: its record {} is locked. Stop that instance, or start this instance with another \
          --instance",
-        pid.map(|pid| format!(" (pid {pid} by its own account)")).unwrap_or_default(),
+        pid.map(|pid| format!(" (pid {pid} according to the record)")).unwrap_or_default(),
         path.display()
     )]
     Alive {
@@ -118,13 +122,13 @@ pub enum ClaimError {
     #[error(
         "another process has held {} for {} s: a process that starts an apiserver is stopped or hangs; end that process",
         path.display(),
-        LOCK_WAIT.as_secs()
+        LOCK_TIMEOUT.as_secs()
     )]
     Busy { path: PathBuf },
     #[error(transparent)]
     Address(Box<dyn Error + Send + Sync>),
     #[error(
-        "cannot {what} {}: {why}: is the file system full or read-only? Another can be given with --run-dir",
+        "cannot {what} {}: {why}: check that the file system is neither full nor read-only, or give another directory with --run-dir",
         path.display()
     )]
     Io {
@@ -138,14 +142,14 @@ pub enum ClaimError {
 pub struct Claimant<'a> {
     pub instance: &'a InstanceId,
     pub advertise: IpAddr,
-    /// `Some(Ok(()))` if there is a supervisor, the reason if there is none although one was
-    /// wanted, `None` if none was wanted.
+    /// `Some(Ok(()))` if the instance has a supervisor. `Some(Err(_))` with the reason if it has
+    /// none although one was wanted. `None` if none was wanted.
     pub supervisor: Option<Result<(), String>>,
     pub pid: Option<u32>,
 }
 
 /// A written and locked record. The instance counts as alive until the claim is dropped or, with
-/// [`InstanceClaim::through_exec`], until the process ends.
+/// [`InstanceClaim::keep_through_exec`], until the process ends.
 ///
 /// Dropping the claim leaves a dead record, so that the next instance with that ID gets the same
 /// address. All processes that inherited the descriptor share the lock: a drop in the parent
@@ -167,12 +171,16 @@ impl InstanceClaim {
         &self.path
     }
 
-    /// Keeps the lock through `exec`, which returns only on failure; then the record is removed. A
-    /// child that is started meanwhile inherits the descriptor.
+    /// Calls `exec`, which returns only on failure, and keeps the record locked through it. After a
+    /// failure, removes the record. A child that is started meanwhile inherits the lock's
+    /// descriptor.
     ///
     /// # Errors
     /// The descriptor's flag cannot be changed; the record is removed.
-    pub fn through_exec(self, exec: impl FnOnce() -> io::Error) -> Result<io::Error, ClaimError> {
+    pub fn keep_through_exec(
+        self,
+        exec: impl FnOnce() -> io::Error,
+    ) -> Result<io::Error, ClaimError> {
         let inherited = fcntl(&*self.lock, FcntlArg::F_SETFD(FdFlag::empty()));
         let outcome = inherited
             .map(|_| exec())
@@ -181,9 +189,10 @@ impl InstanceClaim {
         outcome
     }
 
-    /// Removes the record of an instance that did not start. A failure only leaves a dead record.
+    /// Removes the record of an instance that did not start. If that fails, the record stays as
+    /// that of a dead instance.
     pub fn remove(self) {
-        // A locked record is neither replaced nor pruned, so the path still names this record.
+        // Nobody replaces or prunes a locked record, so the path still names this record.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -214,7 +223,7 @@ impl HeldRecord {
         self.inode
     }
 
-    /// False if the instance has ended. True also if the lock cannot be tested.
+    /// False if the instance has ended. If the lock cannot be tested, the instance counts as alive.
     pub fn is_alive(&self) -> bool {
         is_locked(&self.file).unwrap_or(true)
     }
@@ -236,12 +245,12 @@ pub fn claim(
         &[SocketAddr],
     ) -> Result<SocketAddr, Box<dyn Error + Send + Sync>>,
 ) -> Result<InstanceClaim, ClaimError> {
-    let directory = berth.instances();
-    let _names = lock_names(&directory, LOCK_WAIT)?;
+    let directory = berth.instances_path();
+    let _names = lock_record_names(&directory, LOCK_TIMEOUT)?;
     let path = path_of(berth, claimant.instance);
     let previous = previous_address(berth, claimant.instance, &path)?;
     let listing = list(berth).map_err(io_error("list", &directory))?;
-    prune_names(berth, SystemTime::now()).map_err(io_error("list", &directory))?;
+    prune_locked_records(berth, SystemTime::now()).map_err(io_error("list", &directory))?;
     let others = listing
         .found
         .into_iter()
@@ -267,7 +276,7 @@ pub fn claim(
 /// # Errors
 /// The directory cannot be listed. A missing directory gives an empty listing.
 pub fn list(berth: &BerthDir) -> io::Result<Listing<ListedInstance>> {
-    read_all(&berth.instances(), |id, path| {
+    read_all(&berth.instances_path(), |id, path| {
         Ok(
             inspect_file(berth, id, path)?.map(|(held, alive)| ListedInstance {
                 record: held.record,
@@ -279,17 +288,17 @@ pub fn list(berth: &BerthDir) -> io::Result<Listing<ListedInstance>> {
 
 /// Lists the records of the live instances of a berth, with their descriptors.
 pub fn list_live(berth: &BerthDir) -> io::Result<Listing<HeldRecord>> {
-    read_all(&berth.instances(), |id, path| {
+    read_all(&berth.instances_path(), |id, path| {
         Ok(inspect_file(berth, id, path)?.and_then(|(held, alive)| alive.then_some(held)))
     })
 }
 
-/// Removes records that have been dead for more than [`KEEP_DEAD`] at the time `now` (wall clock),
-/// and the leftovers of claims that died. Returns the number of removed files. Does nothing during
-/// a claim.
+/// Removes records of instances that have been dead for longer than [`DEAD_RECORD_LIFETIME`] at the
+/// time `now` (wall clock), and leftovers of claims that died. Returns the number of removed files.
+/// While a claim is being made, does nothing.
 pub fn prune(berth: &BerthDir, now: SystemTime) -> io::Result<usize> {
-    match lock_names(&berth.instances(), Duration::ZERO) {
-        Ok(_names) => prune_names(berth, now),
+    match lock_record_names(&berth.instances_path(), Duration::ZERO) {
+        Ok(_names) => prune_locked_records(berth, now),
         Err(ClaimError::Busy { .. }) => Ok(0),
         Err(ClaimError::Io { why, .. }) if why.kind() == io::ErrorKind::NotFound => Ok(0),
         Err(ClaimError::Io { why, .. }) => Err(why),
@@ -297,11 +306,11 @@ pub fn prune(berth: &BerthDir, now: SystemTime) -> io::Result<usize> {
     }
 }
 
-/// Like [`prune`]. The caller holds the lock on names.
-fn prune_names(berth: &BerthDir, now: SystemTime) -> io::Result<usize> {
+/// Does the work of [`prune`]. The caller holds the lock on the names.
+fn prune_locked_records(berth: &BerthDir, now: SystemTime) -> io::Result<usize> {
     let mut removed = 0;
-    for name in list_names(&berth.instances())? {
-        let path = berth.instances().join(&name);
+    for name in list_names(&berth.instances_path())? {
+        let path = berth.instances_path().join(&name);
         let bytes = name.as_encoded_bytes();
         let left_over = bytes.starts_with(b".") && bytes.ends_with(b".new");
         if left_over || id_of(&name).is_some_and(|id| is_long_dead(berth, &path, &id, now)) {
@@ -324,7 +333,7 @@ fn is_long_dead(berth: &BerthDir, path: &Path, id: &InstanceId, now: SystemTime)
         .filter(|_| meta.mode() & 0o777 == DEAD_MODE);
     let long = since
         .and_then(|since| now.duration_since(since).ok())
-        .is_some_and(|dead| dead > KEEP_DEAD);
+        .is_some_and(|dead| dead > DEAD_RECORD_LIFETIME);
     long && is_locked(&found.file).is_ok_and(|locked| !locked)
 }
 
@@ -334,11 +343,12 @@ fn previous_address(
     id: &InstanceId,
     path: &Path,
 ) -> Result<Option<SocketAddr>, ClaimError> {
-    // A file that cannot be opened as a record (a link, another user's file) is replaced.
+    // The claim replaces a file that is no record, for example a link or another user's file.
     let Ok(Some(found)) = RecordFile::open(berth, id, path) else {
         return Ok(None);
     };
-    // A locked file is alive, whatever its content: a later berth may have written it.
+    // If the file is locked, its instance is alive, even if a later version of berth wrote content
+    // that cannot be read.
     if is_locked(&found.file).map_err(io_error("lock", path))? {
         let pid = found.content.ok().and_then(|record| record.pid);
         return Err(ClaimError::Alive {
@@ -350,8 +360,8 @@ fn previous_address(
     Ok(found.content.ok().map(|record| record.address))
 }
 
-/// Returns a record, and true if its process is alive. Returns `None` if there is no file. The
-/// error is the reason to ignore the file.
+/// Reads a record, and tests whether its process is alive (the bool). Returns `None` if there is no
+/// file. The error is the reason to ignore the file.
 fn inspect_file(
     berth: &BerthDir,
     id: &InstanceId,
@@ -360,8 +370,8 @@ fn inspect_file(
     let Some(found) = RecordFile::open(berth, id, path)? else {
         return Ok(None);
     };
-    let alive =
-        is_locked(&found.file).map_err(|error| format!("its lock cannot be tested: {error}"))?;
+    let alive = is_locked(&found.file)
+        .map_err(|error| format!("the file's lock cannot be tested: {error}"))?;
     if !alive {
         mark_dead(&found.file);
     }
@@ -380,8 +390,8 @@ fn inspect_file(
     )))
 }
 
-/// A file with the name of a record.
-type RecordFile = file::Opened<Record>;
+/// A file with the name of a record, and the file's content.
+type RecordFile = file::OpenedFile<Record>;
 
 impl RecordFile {
     /// Opens a record. Returns `None` if there is no file. The error is the reason to ignore the
@@ -392,7 +402,7 @@ impl RecordFile {
 }
 
 fn path_of(berth: &BerthDir, id: &InstanceId) -> PathBuf {
-    berth.instances().join(format!("{id}.json"))
+    berth.instances_path().join(format!("{id}.json"))
 }
 
 /// Records the time of death, once. The time is set before the mode: a crash between the two would
@@ -412,7 +422,7 @@ fn mark_dead(file: &File) {
     }
 }
 
-/// True if an owner holds the file's lock: the instance is alive.
+/// True if an owner holds the lock of the file, which means that the instance is alive.
 fn is_locked(file: &File) -> io::Result<bool> {
     match file.try_lock_shared() {
         Ok(()) => file.unlock().map(|()| false),
@@ -421,9 +431,9 @@ fn is_locked(file: &File) -> io::Result<bool> {
     }
 }
 
-/// Locks the names for a claim or a prune. The lock file is opened for reading, so that closing it
-/// is no event for a [`super::watch::Watch`].
-fn lock_names(directory: &Path, wait: Duration) -> Result<Flock<File>, ClaimError> {
+/// Takes the lock on the names of records, for a claim or a prune. Opens the lock file for reading
+/// only, because closing it would otherwise be an event for a [`super::watch::Watch`].
+fn lock_record_names(directory: &Path, wait: Duration) -> Result<Flock<File>, ClaimError> {
     let path = directory.join(".lock");
     let nofollow = nix::fcntl::OFlag::O_NOFOLLOW | nix::fcntl::OFlag::O_NONBLOCK;
     let flags = nofollow | nix::fcntl::OFlag::O_CREAT | nix::fcntl::OFlag::O_CLOEXEC;
@@ -431,7 +441,7 @@ fn lock_names(directory: &Path, wait: Duration) -> Result<Flock<File>, ClaimErro
     let file = nix::fcntl::open(&path, flags, mode)
         .map(File::from)
         .map_err(|e| io_error("open", &path)(e.into()))?;
-    lock_within(file, wait).map_err(|errno| match errno {
+    lock_file_within(file, wait).map_err(|errno| match errno {
         Errno::EWOULDBLOCK => ClaimError::Busy { path },
         errno => io_error("lock", &path)(errno.into()),
     })
@@ -442,10 +452,11 @@ fn lock_names(directory: &Path, wait: Duration) -> Result<Flock<File>, ClaimErro
 fn write_record(directory: &Path, record: &Record) -> Result<Flock<File>, ClaimError> {
     let new = directory.join(format!(".{}.new", record.instance));
     let path = directory.join(format!("{}.json", record.instance));
-    // Only a claim that died can have left the new file: the claims of a berth are sequential.
+    // The claims of a berth are made one after the other, so only a claim that died can have left a
+    // file with the temporary name.
     let written = replace_file(&path, &new, |file| {
-        // The file stays open for writing, so that its closing at the end of the process is an
-        // event for a `super::watch::Watch`.
+        // Keep the file open for writing. The kernel closes it when the process ends, and that is
+        // an event for a `super::watch::Watch`.
         let mut file =
             Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| errno)?;
         file.write_all(&file::to_bytes(record)?)?;

@@ -16,7 +16,7 @@
 
 use super::BerthDir;
 use super::file::{self, IgnoredFile, Listing, list_names, read_all};
-use crate::instance::InstanceId;
+use crate::instance_id::InstanceId;
 use crate::terms::{Phase, ShimId};
 use berth_os::file::replace_file;
 use serde::{Deserialize, Serialize};
@@ -26,30 +26,32 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// Format of the leases that are written, and the only format that is read.
+/// Format of the leases that this version writes, and the only format that it reads.
 pub const VERSION: u32 = 1;
 
 /// Maximum number of listen addresses of a shim. A node has a handful.
 const MAX_LISTEN: usize = 64;
 
-/// Maximum length of the version and the boot ID, in bytes. A boot ID has 36.
+/// Maximum length of each text in a lease (the version and the boot ID), in bytes. A boot ID has
+/// 36.
 const MAX_TEXT: usize = 64;
 
-/// Maximum lease duration, in seconds: a day. A hang is not noticed sooner.
+/// Maximum duration of a lease, in seconds: a day. Longer leases would be useless, because siblings
+/// notice that a shim hangs only when its lease has expired.
 const MAX_DURATION: u32 = 86_400;
 
-pub const LONGEST: Duration = Duration::from_secs(MAX_DURATION as u64);
+pub const LONGEST_DURATION: Duration = Duration::from_secs(MAX_DURATION as u64);
 
-/// Age of a temporary file after which its writer counts as dead. Writing a lease takes
+/// Age at which a temporary file counts as left over by a shim that died. Writing a lease takes
 /// microseconds.
-const LEFT_OVER: Duration = Duration::from_secs(60);
+const LEFTOVER_AGE: Duration = Duration::from_secs(60);
 
 /// The lease of a shim.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Lease {
     pub version: u32,
-    /// Name of the shim and its instance in the berth. It names the file.
+    /// Name of the shim and its instance in the berth. The lease's file has this name.
     pub instance: InstanceId,
     /// ID of the shim's process, as 16 lower-case hexadecimal digits.
     #[serde(
@@ -59,13 +61,15 @@ pub struct Lease {
     pub holder_identity: ShimId,
     /// Time for which the lease holds after each renewal.
     pub lease_duration_seconds: u32,
-    /// Time when this holder first wrote the lease, wall clock, in microseconds. Informative only.
+    /// Time when this holder first wrote the lease, wall clock, in microseconds. No decision
+    /// depends on it.
     #[serde(
         serialize_with = "file::serialize_micro_time",
         deserialize_with = "file::deserialize_time"
     )]
     pub acquire_time: SystemTime,
-    /// Time when this holder last wrote the lease, wall clock, in microseconds. Informative only.
+    /// Time when this holder last wrote the lease, wall clock, in microseconds. No decision depends
+    /// on it.
     #[serde(
         serialize_with = "file::serialize_micro_time",
         deserialize_with = "file::deserialize_time"
@@ -79,12 +83,12 @@ pub struct Lease {
     pub backend: Option<SocketAddr>,
     pub state: Phase,
     pub ready: bool,
-    /// True if the shim knows an instance that can get connections.
+    /// True if the shim knows an instance to which connections can go.
     pub reachable: bool,
     pub listen: Vec<SocketAddr>,
     pub berth_version: String,
     pub boot_id: String,
-    /// Expiry time, in milliseconds of CLOCK_BOOTTIME.
+    /// Time at which the lease expires, in milliseconds on CLOCK_BOOTTIME.
     pub expires_boottime_ms: u64,
 }
 
@@ -93,9 +97,12 @@ impl Lease {
     pub fn parse(bytes: &[u8], id: &InstanceId) -> Result<Self, String> {
         let lease: Self = file::parse_versioned(bytes, "lease", VERSION)?;
         if lease.instance != *id {
-            return Err(format!("it is for the instance {}", lease.instance));
+            return Err(format!(
+                "the file's name does not match: the content is for the instance {}",
+                lease.instance
+            ));
         }
-        lease.check()?;
+        lease.check_fields()?;
         Ok(lease)
     }
 
@@ -121,14 +128,14 @@ impl Lease {
             .unwrap_or(u64::MAX);
     }
 
-    /// A time on CLOCK_BOOTTIME before the last renewal, at most a second earlier. The exact time
-    /// is unknown, because the duration is written in whole seconds.
-    pub fn renewed_after(&self) -> Duration {
+    /// Returns a time on CLOCK_BOOTTIME that is at most a second before the last renewal. The exact
+    /// time is unknown, because the lease contains its duration in whole seconds.
+    pub fn last_renewal_lower_bound(&self) -> Duration {
         self.expires()
             .saturating_sub(self.duration() + Duration::from_secs(1))
     }
 
-    /// Time for which the lease holds after each renewal.
+    /// Returns the time for which the lease holds after each renewal.
     pub fn duration(&self) -> Duration {
         Duration::from_secs(self.lease_duration_seconds.into())
     }
@@ -137,22 +144,21 @@ impl Lease {
         Duration::from_millis(self.expires_boottime_ms)
     }
 
-    /// True if the shim is dead: the lease is from another boot, or has been expired for longer
-    /// than its duration. A lease that has just expired is kept for a while to show which shim
-    /// hangs.
+    /// True if the shim counts as dead: its lease is from another boot, or expired longer ago than
+    /// the lease's duration. A lease that has just expired is kept, to show which shim hangs.
     fn is_stale(&self, boot_id: &str, now: Duration) -> bool {
         self.boot_id != boot_id || now.saturating_sub(self.expires()) > self.duration()
     }
 
-    fn check(&self) -> Result<(), String> {
+    fn check_fields(&self) -> Result<(), String> {
         if !(1..=MAX_DURATION).contains(&self.lease_duration_seconds) {
             return Err(format!(
-                "a duration of {} s is not between 1 and {MAX_DURATION}",
+                "a duration of {} s is not between 1 s and {MAX_DURATION} s",
                 self.lease_duration_seconds
             ));
         }
         let nowhere = |backend: &SocketAddr| {
-            backend.ip().to_canonical().is_unspecified() || !is_usable(*backend)
+            backend.ip().to_canonical().is_unspecified() || !is_usable_address(*backend)
         };
         if let Some(backend) = self.backend.filter(nowhere) {
             return Err(format!(
@@ -161,11 +167,15 @@ impl Lease {
         }
         if self.listen.len() > MAX_LISTEN {
             return Err(format!(
-                "{} listen addresses, at most {MAX_LISTEN} are read",
+                "{} listen addresses, and at most {MAX_LISTEN} addresses are read",
                 self.listen.len()
             ));
         }
-        if let Some(bad) = self.listen.iter().find(|address| !is_usable(**address)) {
+        if let Some(bad) = self
+            .listen
+            .iter()
+            .find(|address| !is_usable_address(**address))
+        {
             return Err(format!(
                 "the listen address {bad} is not a unicast address with a port"
             ));
@@ -177,7 +187,7 @@ impl Lease {
             let printable = text.bytes().all(|byte| byte.is_ascii_graphic());
             if text.is_empty() || text.len() > MAX_TEXT || !printable {
                 return Err(format!(
-                    "its {name} is not 1 to {MAX_TEXT} printable characters"
+                    "the lease's {name} is not 1 to {MAX_TEXT} printable characters"
                 ));
             }
         }
@@ -195,19 +205,19 @@ impl Lease {
 /// (`InvalidInput`).
 pub fn write(berth: &BerthDir, lease: &Lease) -> io::Result<()> {
     lease
-        .check()
+        .check_fields()
         .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
     let bytes = file::to_bytes(lease)?;
     let new = berth
-        .leases()
+        .leases_path()
         .join(format!(".{}.lease.new", lease.instance));
     let write = || {
         replace_file(&path_of(berth, &lease.instance), &new, |mut file| {
             file.write_all(&bytes)
         })
     };
-    // A prune may have removed the new file as left over, if the wall clock jumped during the
-    // write.
+    // If the wall clock jumped during the write, a prune may have removed the new file as left
+    // over. Write it again.
     write().or_else(|_| write())
 }
 
@@ -221,7 +231,7 @@ pub fn remove(berth: &BerthDir, lease: &Lease) -> io::Result<()> {
     }
 }
 
-/// Reads the lease of one shim, live or not. Returns `None` if there is no file.
+/// Reads the lease of one shim, which may be alive or dead. Returns `None` if there is no file.
 ///
 /// # Errors
 /// The file is not a lease, or is not trusted.
@@ -230,17 +240,17 @@ pub fn read(berth: &BerthDir, id: &InstanceId) -> Result<Option<Lease>, IgnoredF
     read_at(berth, id, &path).map_err(|reason| IgnoredFile::new(path, &reason))
 }
 
-/// True if a shim has no lease file, valid or invalid.
+/// True if no file has the name of the shim's lease. An invalid file is not missing.
 pub fn is_missing(berth: &BerthDir, id: &InstanceId) -> bool {
     file::is_missing(&path_of(berth, id))
 }
 
-/// Lists the leases of a berth, live or not.
+/// Lists the leases of a berth, those of dead shims too.
 ///
 /// # Errors
 /// The directory cannot be listed. A missing directory gives an empty listing.
 pub fn list(berth: &BerthDir) -> io::Result<Listing<Lease>> {
-    read_all(&berth.leases(), |id, path| read_at(berth, id, path))
+    read_all(&berth.leases_path(), |id, path| read_at(berth, id, path))
 }
 
 /// Removes leases that are from another boot or have been expired for longer than their duration,
@@ -252,17 +262,16 @@ pub fn list(berth: &BerthDir) -> io::Result<Listing<Lease>> {
 /// nevertheless.
 pub fn prune(berth: &BerthDir, boot_id: &str, now: Duration) -> io::Result<usize> {
     let mut removed = Ok(0);
-    for name in list_names(&berth.leases())? {
-        let path = berth.leases().join(&name);
+    for name in list_names(&berth.leases_path())? {
+        let path = berth.leases_path().join(&name);
         let bytes = name.as_encoded_bytes();
         let stale = match file::id_of(&name) {
-            // Read twice, the second time just before the removal; see the module documentation.
+            // Reads the lease twice, the second time just before the removal: the module's
+            // documentation says why.
             Some(id) => (0..2).all(|_| {
                 read_at(berth, &id, &path).is_ok_and(|found| is_stale(found, boot_id, now))
             }),
-            None => {
-                bytes.starts_with(b".") && bytes.ends_with(b".lease.new") && is_left_over(&path)
-            }
+            None => bytes.starts_with(b".") && bytes.ends_with(b".lease.new") && is_leftover(&path),
         };
         if stale {
             removed = match (removed, file::remove_file(&path)) {
@@ -278,13 +287,13 @@ fn is_stale(found: Option<Lease>, boot_id: &str, now: Duration) -> bool {
     found.is_some_and(|lease| lease.is_stale(boot_id, now))
 }
 
-fn is_left_over(path: &Path) -> bool {
+fn is_leftover(path: &Path) -> bool {
     let written = fs::symlink_metadata(path)
         .and_then(|meta| meta.modified())
         .ok();
     written
         .and_then(|written| written.elapsed().ok())
-        .is_some_and(|age| age > LEFT_OVER)
+        .is_some_and(|age| age > LEFTOVER_AGE)
 }
 
 /// Reads a lease. Returns `None` if the file is gone. The error is the reason to ignore the file.
@@ -295,11 +304,12 @@ fn read_at(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<Leas
 }
 
 fn path_of(berth: &BerthDir, id: &InstanceId) -> PathBuf {
-    berth.leases().join(format!("{id}.json"))
+    berth.leases_path().join(format!("{id}.json"))
 }
 
-/// True if the address has a port, and is a unicast or unspecified address.
-fn is_usable(address: SocketAddr) -> bool {
+/// True if a shim can listen on the address: it has a port, and is a unicast or unspecified
+/// address.
+fn is_usable_address(address: SocketAddr) -> bool {
     let group = match address.ip().to_canonical() {
         IpAddr::V4(ip) => ip.is_multicast() || ip.is_broadcast(),
         IpAddr::V6(ip) => ip.is_multicast(),

@@ -18,8 +18,8 @@ pub mod instance;
 pub mod lease;
 pub mod watch;
 
-use crate::instance::InstanceId;
-use berth_os::file::{make_private, none_if_missing};
+use crate::instance_id::InstanceId;
+use berth_os::file::{make_private_directory, none_if_missing};
 use nix::unistd::{Uid, geteuid};
 use std::ffi::OsString;
 use std::fs;
@@ -30,14 +30,14 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Maximum length of a Unix socket's path in bytes: 108 in `sockaddr_un` minus the closing NUL.
-const SUN_PATH: usize = 107;
+const MAX_SOCKET_PATH: usize = 107;
 
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(
-        "cannot make the directory {}: {why}: create it with mode 0700 for uid {uid}, or give another with --run-dir",
+        "cannot make the directory {}: {why}: create the directory with mode 0700 for uid {uid}, or give another directory with --run-dir",
         path.display()
     )]
     Make {
@@ -45,20 +45,20 @@ pub enum Error {
         why: io::Error,
         uid: u32,
     },
-    #[error("cannot read the directory {}: {why}: give another with --run-dir", path.display())]
+    #[error("cannot read the directory {}: {why}: give another directory with --run-dir", path.display())]
     Read { path: PathBuf, why: io::Error },
     #[error(
-        "{} is {found}, not a directory: remove it, or give the directory itself with --run-dir",
+        "{} is {found}, not a directory: remove the file, or give the directory itself with --run-dir",
         path.display()
     )]
     NotADirectory { path: PathBuf, found: &'static str },
     #[error(
         "{} is owned by uid {owner}, this process is uid {uid}: run all shims and apiservers of a node with one uid, \
-         chown the directory to {uid}, or give another with --run-dir",
+         chown the directory to {uid}, or give another directory with --run-dir",
         path.display()
     )]
     Owner { path: PathBuf, owner: u32, uid: u32 },
-    #[error("{} is owned by uid {owner}, this process is uid {uid}: run this as root or as uid {owner}", path.display())]
+    #[error("{} is owned by uid {owner}, this process is uid {uid}: run berth as root or as uid {owner}", path.display())]
     Reader { path: PathBuf, owner: u32, uid: u32 },
     #[error(
         "{} has mode {mode:04o}, so others may write to the directory: chmod 0700 the directory",
@@ -66,13 +66,13 @@ pub enum Error {
     )]
     Mode { path: PathBuf, mode: u32 },
     #[error(
-        "the socket path {} is {length} bytes long, the kernel allows {SUN_PATH}: give a shorter --run-dir or --instance",
+        "the socket path {} is {length} bytes long, the kernel allows {MAX_SOCKET_PATH} bytes: give a shorter --run-dir or --instance",
         path.display()
     )]
     SocketPath { path: PathBuf, length: usize },
 }
 
-/// The run directory, after a check of its owner and mode.
+/// A run directory that has been checked: its owner and mode are right.
 #[derive(Debug, Clone)]
 pub struct RunDir {
     path: PathBuf,
@@ -94,7 +94,7 @@ impl RunDir {
     /// listeners), or is writable for others.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let path = without_trailing_slash(path);
-        let owner = open_dir(&path)?;
+        let owner = create_and_check_dir(&path)?;
         Ok(Self { path, owner })
     }
 
@@ -130,8 +130,12 @@ impl RunDir {
             address,
             owner: self.owner,
         };
-        for path in [berth.path.clone(), berth.instances(), berth.leases()] {
-            open_dir(&path)?;
+        for path in [
+            berth.path.clone(),
+            berth.instances_path(),
+            berth.leases_path(),
+        ] {
+            create_and_check_dir(&path)?;
         }
         Ok(berth)
     }
@@ -171,7 +175,7 @@ pub struct BerthDir {
 }
 
 impl BerthDir {
-    /// The berth's address, which names the directory.
+    /// Returns the address of the berth. The directory is named after this address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -180,15 +184,15 @@ impl BerthDir {
         &self.path
     }
 
-    pub fn instances(&self) -> PathBuf {
+    pub fn instances_path(&self) -> PathBuf {
         self.path.join("instances")
     }
 
-    pub fn leases(&self) -> PathBuf {
+    pub fn leases_path(&self) -> PathBuf {
         self.path.join("leases")
     }
 
-    /// Path of the Unix socket of the shim with this instance ID.
+    /// Returns the path of the Unix socket on which the shim of this instance listens.
     ///
     /// # Errors
     /// The path is too long for the kernel.
@@ -196,7 +200,7 @@ impl BerthDir {
         self.path_of_socket(&format!("{id}.sock"))
     }
 
-    /// Path of the Unix socket of the supervisor of the instance with this ID.
+    /// Returns the path of the Unix socket on which the supervisor of this instance listens.
     ///
     /// # Errors
     /// The path is too long for the kernel.
@@ -207,27 +211,27 @@ impl BerthDir {
     fn path_of_socket(&self, name: &str) -> Result<PathBuf, Error> {
         let path = self.path.join(name);
         match path.as_os_str().as_bytes().len() {
-            length if length > SUN_PATH => Err(Error::SocketPath { path, length }),
+            length if length > MAX_SOCKET_PATH => Err(Error::SocketPath { path, length }),
             _ => Ok(path),
         }
     }
 
-    /// True if a file of this owner is trusted. Trusted are this process's uid and the directory's
-    /// owner; the two differ only when root reads.
-    fn trusts(&self, owner: u32) -> bool {
+    /// True if this process trusts a file of this owner. It trusts its own uid and the directory's
+    /// owner, which differ only if root reads another user's directory.
+    fn trusts_owner(&self, owner: u32) -> bool {
         owner == self.owner || owner == geteuid().as_raw()
     }
 }
 
 fn default_path(root: bool, xdg: Option<OsString>) -> PathBuf {
-    // The XDG specification requires that a relative path is ignored.
+    // The XDG specification says that a relative path must be ignored.
     let xdg = xdg
         .map(PathBuf::from)
         .filter(|xdg| !root && xdg.is_absolute());
     xdg.unwrap_or_else(|| "/run".into()).join("berth")
 }
 
-/// Removes a trailing slash from the path, which would make the kernel follow a symbolic link.
+/// Removes a slash at the path's end, because it would make the kernel follow a symbolic link.
 fn without_trailing_slash(path: &Path) -> PathBuf {
     path.components().collect()
 }
@@ -238,8 +242,8 @@ fn parse_name(name: &str) -> Option<SocketAddr> {
         .filter(|address: &SocketAddr| address.to_string() == name)
 }
 
-/// Creates a directory unless it exists, checks the directory, and returns its owner.
-fn open_dir(path: &Path) -> Result<u32, Error> {
+/// Creates a directory if it is missing. Then checks the directory, and returns its owner.
+fn create_and_check_dir(path: &Path) -> Result<u32, Error> {
     if let Some(owner) = check_dir(path)? {
         return Ok(owner);
     }
@@ -248,32 +252,35 @@ fn open_dir(path: &Path) -> Result<u32, Error> {
         why,
         uid: geteuid().as_raw(),
     };
-    match make_private(path) {
+    match make_private_directory(path) {
         Ok(()) => {}
-        // Another process has just created the directory; the check follows below.
+        // Another process created the directory at the same time. The check below decides whether
+        // this process can use it.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         Err(error) => return Err(failed(error)),
     }
-    // `None` if another process removes the directory each time.
+    // If another process removes the directory after each attempt, check_dir returns `None`.
     check_dir(path)?.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))
 }
 
 /// Checks a directory and returns its owner. Returns `None` if there is no directory.
 ///
-/// The check uses the path, not a descriptor: once the directory is known to belong to this process
-/// and to be closed to others, only its parent's owner could exchange it, who is trusted like root.
+/// The check uses the path, not a descriptor. Once the directory is known to belong to this process
+/// and to be closed to others, only the owner of the parent directory could replace it, and that
+/// owner is trusted like root.
 fn check_dir(path: &Path) -> Result<Option<u32>, Error> {
     check_dir_as(path, geteuid())
 }
 
-/// Like [`check_dir`], but read access is enough.
+/// Checks a directory like [`check_dir`], for a process that only reads it.
 fn check_dir_to_read(path: &Path) -> Result<Option<u32>, Error> {
     match check_dir(path) {
-        // Check again with the owner's uid.
+        // Root may read any user's directory, so check the directory again as its owner.
         Err(Error::Owner { owner, .. }) if geteuid().is_root() => {
             check_dir_as(path, Uid::from_raw(owner))
         }
-        // This process cannot change the directory's owner.
+        // This process only reads, and cannot change the directory's owner, so the error gives
+        // other advice.
         Err(Error::Owner { path, owner, uid }) => Err(Error::Reader { path, owner, uid }),
         checked => checked,
     }
@@ -323,7 +330,8 @@ mod tests {
         InstanceId::parse(text).unwrap()
     }
 
-    /// Returns a berth and the temporary directory with its run directory.
+    /// Makes a berth in a temporary directory. Returns both, because the directory must outlive the
+    /// berth.
     pub(super) fn berth() -> (tempfile::TempDir, BerthDir) {
         let temp = tempfile::tempdir().unwrap();
         let run = RunDir::open(&temp.path().join("run")).unwrap();
@@ -331,8 +339,8 @@ mod tests {
         (temp, berth)
     }
 
-    /// Asserts that exactly these files are ignored, each for a reason with the given words, in one
-    /// short line.
+    /// Asserts that exactly these files are ignored. Each reason must contain the given words and
+    /// fit into one short line.
     pub(super) fn assert_ignored(problems: &[file::IgnoredFile], expected: &[(&str, &str)]) {
         assert_eq!(problems.len(), expected.len(), "{problems:#?}");
         for (problem, (name, part)) in problems.iter().zip(expected) {
@@ -353,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_follows_the_user() {
+    fn the_default_path_depends_on_the_user() {
         assert_eq!(
             default_path(true, Some("/run/user/7".into())),
             Path::new("/run/berth")
@@ -368,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn makes_private_directories_and_lists_berths() {
+    fn private_directories_are_made_and_berths_are_listed() {
         let temp = tempfile::tempdir().unwrap();
         assert!(RunDir::find(&temp.path().join("none")).unwrap().is_none());
         let run = RunDir::open(&temp.path().join("run/berth/")).unwrap();
@@ -379,8 +387,8 @@ mod tests {
             for path in [
                 run.path(),
                 berth.path(),
-                &berth.instances(),
-                &berth.leases(),
+                &berth.instances_path(),
+                &berth.leases_path(),
             ] {
                 assert_eq!(mode_of(path), 0o700, "{path:?}");
             }
@@ -398,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_directories_that_others_could_change() {
+    fn directories_that_others_could_change_are_refused() {
         let temp = tempfile::tempdir().unwrap();
         let path = |name: &str| temp.path().join(name);
         fs::write(path("file"), "").unwrap();
@@ -406,31 +414,26 @@ mod tests {
         fs::set_permissions(path("open"), fs::Permissions::from_mode(0o770)).unwrap();
         symlink(temp.path(), path("link")).unwrap();
         symlink(path("nowhere"), path("dangling")).unwrap();
-        let refused = |name: &str| RunDir::open(&path(name)).unwrap_err().to_string();
-        assert!(refused("file").contains("is a file"));
-        assert!(refused("open").contains("mode 0770") && refused("open").contains("chmod 0700"));
-        for link in ["link", "link/", "dangling"] {
-            assert!(refused(link).contains("a symbolic link"), "{link}");
+        let refused = |name: &str| RunDir::open(&path(name)).unwrap_err();
+        assert!(matches!(refused("open"), Error::Mode { mode: 0o770, .. }));
+        for other in ["file", "link", "link/", "dangling"] {
+            let error = refused(other);
+            assert!(matches!(error, Error::NotADirectory { .. }), "{error}");
         }
-        assert!(
-            RunDir::open(&path("file/below"))
-                .unwrap_err()
-                .to_string()
-                .contains("--run-dir")
-        );
+        assert!(matches!(refused("file/below"), Error::Read { .. }));
     }
 
     #[test]
-    fn refuses_another_owner() {
+    fn a_directory_of_another_owner_is_refused() {
         if !geteuid().is_root() {
-            // For anyone but root, /proc is a directory of another user.
+            // /proc belongs to root, so for any other user it is another user's directory.
             assert!(matches!(
                 RunDir::open(Path::new("/proc")),
                 Err(Error::Owner { owner: 0, .. })
             ));
             return;
         }
-        // Root may read a directory of another user.
+        // Root may read another user's run directory, but not use it.
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().join("run");
         let berth = RunDir::open(&path)
@@ -479,11 +482,7 @@ mod tests {
             .berth("[::1]:6443".parse().unwrap())
             .unwrap()
             .socket_path(&id)
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.contains("107") && error.contains("--run-dir"),
-            "{error}"
-        );
+            .unwrap_err();
+        assert!(matches!(error, Error::SocketPath { .. }), "{error}");
     }
 }

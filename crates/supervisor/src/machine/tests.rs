@@ -1,5 +1,5 @@
-//! A model of a server, its kernel and two shims: any order of calls, clients, bells, failures,
-//! signals and ends.
+//! Models a server, its kernel and two shims. Calls, clients, wake-ups (bells), failures, signals
+//! and ends come in any order.
 //!
 //! A client cannot be copied, so no client is handed over twice. The tests show that no client is
 //! dropped.
@@ -11,7 +11,7 @@ use berth_os::seccomp::Call;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-/// A client, with its number as its socket.
+/// A client. In these tests, a number stands for its socket.
 type Client = super::Client<u64>;
 
 fn make_client(number: u64, shim: Option<Shim>) -> Client {
@@ -59,7 +59,7 @@ enum Event {
     Discard(Shim),
     Signal,
     Pass(u64),
-    /// The server closes its listener, and nobody learns of the close.
+    /// The server closes its listener. The supervisor gets no notice of that.
     Closes,
 }
 
@@ -68,13 +68,15 @@ struct World {
     machine: Machine<u64>,
     now: Time,
     next: u64,
-    /// The server's descriptor of the listener.
+    /// The number of the server's descriptor for its listener. `None` if the server has no
+    /// listener.
     listener: Option<RawFd>,
-    /// Clients without an outcome, with the shim of each.
+    /// The shims' clients, by number, that were neither accepted nor given back. A client without a
+    /// shim dialled the server's own address.
     waiting: BTreeMap<u64, Option<Shim>>,
-    /// Calls without an answer, each with true if the call may wait.
+    /// Calls without an answer, by ID. The value is true if the call may wait for a client.
     calls: BTreeMap<u64, bool>,
-    /// True if a bell has rung since the last call.
+    /// True if the machine has woken the server (a bell) since the server's last call.
     rung: bool,
     shims_know: bool,
 }
@@ -93,21 +95,21 @@ impl World {
         }
     }
 
-    fn step(&mut self, event: Event, how: Option<Errno>) {
+    fn handle_event(&mut self, event: Event, how: Option<Errno>) {
         self.machine.tick(self.now);
-        self.carry_out(how, true);
+        self.perform_actions(how, true);
         self.next += 1;
         let id = self.next;
         match event {
             Event::Bind { ours, works } => {
                 self.machine.on_listener_checked(self.listener.is_some());
-                self.carry_out(how, works);
+                self.perform_actions(how, works);
                 self.calls.insert(id, false);
                 self.machine
                     .on_bind(make_call(id, Call::Bind, 5 + (id % 2) as RawFd), ours);
                 let swaps = matches!(self.machine.actions.back(), Some(Action::Swap(_)));
                 assert_eq!(swaps, ours && self.listener.is_none());
-                self.carry_out(how, works);
+                self.perform_actions(how, works);
             }
             Event::Accept {
                 number,
@@ -122,14 +124,15 @@ impl World {
                     ..make_call(id, Call::Accept, number)
                 };
                 self.machine.on_accept(call, by_server, blocking);
-                self.carry_out(how, true);
+                self.perform_actions(how, true);
             }
             Event::Client(shim) => {
                 let first = self.waiting.is_empty();
                 self.waiting.insert(id, shim);
                 self.machine.on_client(make_client(id, shim));
-                self.carry_out(how, true);
-                // A client that came back from a call gets a new call soon.
+                self.perform_actions(how, true);
+                // The first waiting client wakes the server at once. There is one exception: a
+                // client that came back from a failed call, because the server soon calls again.
                 let rings = first
                     && self.waiting.contains_key(&id)
                     && self.calls.is_empty()
@@ -145,27 +148,27 @@ impl World {
                     .iter()
                     .rfind(|(_, of)| **of == Some(shim))
                     .map(|(number, _)| *number);
-                self.machine.recall(shim, last.unwrap_or(id));
-                self.carry_out(how, true);
+                self.machine.recall_client(shim, last.unwrap_or(id));
+                self.perform_actions(how, true);
                 assert!(last.is_none_or(|last| !self.waiting.contains_key(&last)));
             }
             Event::Discard(shim) => {
-                self.machine.discard(shim);
-                self.carry_out(how, true);
+                self.machine.discard_clients_of_shim(shim);
+                self.perform_actions(how, true);
                 assert!(!self.waiting.values().any(|of| *of == Some(shim)));
             }
             Event::Signal => {
                 self.machine.on_signal();
-                self.carry_out(how, true);
+                self.perform_actions(how, true);
                 assert!(self.calls.is_empty(), "a handler runs");
             }
             Event::Pass(millis) => self.now += Duration::from_millis(millis),
             Event::Closes => self.listener = None,
         }
-        self.check();
+        self.check_invariants();
     }
 
-    fn carry_out(&mut self, how: Option<Errno>, works: bool) {
+    fn perform_actions(&mut self, how: Option<Errno>, works: bool) {
         while let Some(action) = self.machine.next_action() {
             match action {
                 Action::Continue(call) => self.record_answer(call),
@@ -207,7 +210,7 @@ impl World {
         }
     }
 
-    /// Records the answer to a call. Each call is answered once.
+    /// Records the answer to a call, and asserts that it is the first answer.
     fn record_answer(&mut self, call: Notification) {
         assert!(
             self.calls.remove(&call.id).is_some(),
@@ -215,7 +218,7 @@ impl World {
         );
     }
 
-    fn check(&self) {
+    fn check_invariants(&self) {
         let known = self.machine.waiting.iter().map(|client| client.socket);
         assert!(
             self.waiting.keys().copied().eq(known),
@@ -246,16 +249,16 @@ impl World {
         );
     }
 
-    /// Checks the end: within the time of one bell, a live server accepts all clients, and a dead
-    /// server has none.
-    fn finish(&mut self, blocking: bool) {
-        self.step(Event::Pass(PATIENCE.as_millis() as u64), None);
+    /// Checks how a history ends. Within the time of one wake-up, a live server has accepted all
+    /// clients, and a dead server has none left.
+    fn check_history_end(&mut self, blocking: bool) {
+        self.handle_event(Event::Pass(PATIENCE.as_millis() as u64), None);
         self.machine.tick(self.now);
-        self.carry_out(None, true);
+        self.perform_actions(None, true);
         if let Phase::Listening(number) = self.machine.phase() {
             assert!(self.waiting.is_empty() || self.rung);
             for _ in 0..=self.waiting.len() {
-                self.step(
+                self.handle_event(
                     Event::Accept {
                         number,
                         by_server: true,
@@ -267,8 +270,8 @@ impl World {
         }
         assert!(self.waiting.is_empty());
         self.machine.on_listener_checked(false);
-        self.carry_out(None, true);
-        self.check();
+        self.perform_actions(None, true);
+        self.check_invariants();
         assert!(self.calls.is_empty());
     }
 }
@@ -306,11 +309,11 @@ proptest! {
         events in prop::collection::vec((any_event(), any_failure()), 0..80), blocking: bool,
     ) {
         let mut world = World::new();
-        world.step(Event::Bind { ours: true, works: true }, None);
+        world.handle_event(Event::Bind { ours: true, works: true }, None);
         for (event, how) in events {
-            world.step(event, how);
+            world.handle_event(event, how);
         }
-        world.finish(blocking);
+        world.check_history_end(blocking);
     }
 }
 
@@ -365,7 +368,7 @@ fn a_bell_rings_for_the_first_waiting_client_and_again_for_a_stopped_server() {
         take_actions(&mut machine),
         [Action::Taken(make_client(2, Some(1)))]
     );
-    // A server that accepts only one client per bell gets another bell.
+    // If the server accepts only one client after a wake-up, the machine wakes it again.
     assert_eq!(machine.wake_at(), Some(late + PATIENCE));
     machine.tick(late + PATIENCE);
     assert_eq!(take_actions(&mut machine), [Action::Look]);
@@ -375,7 +378,7 @@ fn a_bell_rings_for_the_first_waiting_client_and_again_for_a_stopped_server() {
         [Action::Close, Action::Back(make_client(3, None))]
     );
     assert_eq!(machine.wake_at(), None);
-    // The server may bind again.
+    // The server may bind its address again.
     let bind = make_call(4, Call::Bind, 7);
     machine.on_bind(bind, true);
     assert_eq!(take_actions(&mut machine), [Action::Swap(bind)]);
@@ -428,4 +431,19 @@ fn a_blocking_call_waits_for_a_client_or_a_signal() {
     );
     machine.on_listener_checked(false);
     assert_eq!(take_actions(&mut machine), [], "once");
+}
+
+#[test]
+fn a_shim_with_many_waiting_clients_gets_the_next_one_back() {
+    let mut machine = listening_machine();
+    let most = UNACKNOWLEDGED as u64;
+    for number in 0..most {
+        machine.on_client(make_client(number, Some(1)));
+    }
+    assert_eq!(take_actions(&mut machine), [Action::Ring]);
+    for shim in [Some(1), Some(2), None] {
+        machine.on_client(make_client(most, shim));
+    }
+    let back = Action::Back(make_client(most, Some(1)));
+    assert_eq!(take_actions(&mut machine), [back]);
 }

@@ -1,4 +1,4 @@
-//! Tests of the records.
+//! Tests of instance records.
 
 use super::*;
 use crate::registry::tests::{assert_ignored, berth, id};
@@ -10,7 +10,7 @@ fn test_address(last: u8) -> SocketAddr {
     SocketAddr::from(([127, 1, 2, last], 6443))
 }
 
-fn claim_with(
+fn claim_instance_with(
     berth: &BerthDir,
     instance: &str,
     address: SocketAddr,
@@ -36,8 +36,8 @@ fn listed_states(berth: &BerthDir) -> Vec<(String, SocketAddr, bool)> {
 #[test]
 fn an_instance_is_alive_while_claimed_and_keeps_its_address_when_dead() {
     let (_temp, berth) = berth();
-    let a = claim_with(&berth, "a", test_address(1)).unwrap();
-    let b = claim_with(&berth, "b", test_address(2)).unwrap();
+    let a = claim_instance_with(&berth, "a", test_address(1)).unwrap();
+    let b = claim_instance_with(&berth, "b", test_address(2)).unwrap();
     assert_eq!(
         listed_states(&berth),
         [
@@ -45,11 +45,9 @@ fn an_instance_is_alive_while_claimed_and_keeps_its_address_when_dead() {
             ("b".into(), test_address(2), true)
         ]
     );
-    let refused = claim_with(&berth, "a", test_address(3))
-        .unwrap_err()
-        .to_string();
+    let refused = claim_instance_with(&berth, "a", test_address(3)).unwrap_err();
     assert!(
-        refused.contains("instance a is alive (pid 7") && refused.contains("--instance"),
+        matches!(refused, ClaimError::Alive { pid: Some(7), .. }),
         "{refused}"
     );
     drop(a);
@@ -60,7 +58,7 @@ fn an_instance_is_alive_while_claimed_and_keeps_its_address_when_dead() {
             ("b".into(), test_address(2), true)
         ]
     );
-    let a = claim_with(&berth, "a", test_address(3)).unwrap();
+    let a = claim_instance_with(&berth, "a", test_address(3)).unwrap();
     assert_eq!(a.record().address, test_address(1));
     assert_eq!(fs::metadata(a.path()).unwrap().mode() & 0o777, 0o600);
     b.remove();
@@ -70,9 +68,9 @@ fn an_instance_is_alive_while_claimed_and_keeps_its_address_when_dead() {
 #[test]
 fn choose_gets_the_addresses_of_the_other_instances() {
     let (_temp, berth) = berth();
-    let _live = claim_with(&berth, "live", test_address(1)).unwrap();
-    drop(claim_with(&berth, "dead", test_address(2)).unwrap());
-    drop(claim_with(&berth, "own", test_address(3)).unwrap());
+    let _live = claim_instance_with(&berth, "live", test_address(1)).unwrap();
+    drop(claim_instance_with(&berth, "dead", test_address(2)).unwrap());
+    drop(claim_instance_with(&berth, "own", test_address(3)).unwrap());
     let claimant = Claimant {
         instance: &id("own"),
         advertise: HOST,
@@ -95,7 +93,7 @@ fn choose_gets_the_addresses_of_the_other_instances() {
 #[test]
 fn a_choice_that_fails_leaves_the_earlier_record() {
     let (_temp, berth) = berth();
-    drop(claim_with(&berth, "a", test_address(1)).unwrap());
+    drop(claim_instance_with(&berth, "a", test_address(1)).unwrap());
     let claimant = Claimant {
         instance: &id("a"),
         advertise: HOST,
@@ -111,9 +109,9 @@ fn a_choice_that_fails_leaves_the_earlier_record() {
 }
 
 #[test]
-fn checks_do_not_block_owners() {
+fn listing_and_pruning_do_not_block_claims() {
     let (_temp, berth) = berth();
-    let _kept = claim_with(&berth, "kept", test_address(1)).unwrap();
+    let _kept = claim_instance_with(&berth, "kept", test_address(1)).unwrap();
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
@@ -126,7 +124,7 @@ fn checks_do_not_block_owners() {
             });
         }
         for _ in 0..200 {
-            drop(claim_with(&berth, "b", test_address(2)).unwrap());
+            drop(claim_instance_with(&berth, "b", test_address(2)).unwrap());
         }
     });
 }
@@ -139,7 +137,7 @@ fn of_concurrent_claims_of_one_id_exactly_one_succeeds() {
             .map(|n| {
                 scope.spawn({
                     let berth = &berth;
-                    move || claim_with(berth, "a", test_address(n))
+                    move || claim_instance_with(berth, "a", test_address(n))
                 })
             })
             .collect();
@@ -154,19 +152,19 @@ fn of_concurrent_claims_of_one_id_exactly_one_succeeds() {
 #[test]
 fn dead_records_are_pruned_ten_minutes_after_death_was_seen() {
     let (_temp, berth) = berth();
-    let claim = claim_with(&berth, "a", test_address(1)).unwrap();
+    let claim = claim_instance_with(&berth, "a", test_address(1)).unwrap();
     let path = claim.path().to_owned();
-    // Written long ago, and alive until now.
-    let old = SystemTime::now() - 10 * KEEP_DEAD;
+    // The record was written long ago, and its instance has been alive since.
+    let old = SystemTime::now() - 10 * DEAD_RECORD_LIFETIME;
     claim
         .lock
         .set_times(FileTimes::new().set_modified(old))
         .unwrap();
     let later = |wait| SystemTime::now() + wait;
-    assert_eq!(prune(&berth, later(2 * KEEP_DEAD)).unwrap(), 0);
+    assert_eq!(prune(&berth, later(2 * DEAD_RECORD_LIFETIME)).unwrap(), 0);
     drop(claim);
     assert_eq!(
-        prune(&berth, later(2 * KEEP_DEAD)).unwrap(),
+        prune(&berth, later(2 * DEAD_RECORD_LIFETIME)).unwrap(),
         0,
         "nobody has seen the record dead yet"
     );
@@ -179,10 +177,10 @@ fn dead_records_are_pruned_ten_minutes_after_death_was_seen() {
         seen,
         "recorded once"
     );
-    assert_eq!(prune(&berth, seen + KEEP_DEAD).unwrap(), 0);
-    fs::write(berth.instances().join(".b.new"), "left over").unwrap();
+    assert_eq!(prune(&berth, seen + DEAD_RECORD_LIFETIME).unwrap(), 0);
+    fs::write(berth.instances_path().join(".b.new"), "left over").unwrap();
     assert_eq!(
-        prune(&berth, seen + KEEP_DEAD + Duration::from_secs(1)).unwrap(),
+        prune(&berth, seen + DEAD_RECORD_LIFETIME + Duration::from_secs(1)).unwrap(),
         2
     );
     assert_eq!(listed_states(&berth), []);
@@ -191,21 +189,21 @@ fn dead_records_are_pruned_ten_minutes_after_death_was_seen() {
 #[test]
 fn prune_does_not_wait_for_a_claim() {
     let (_temp, berth) = berth();
-    let _names = lock_names(&berth.instances(), Duration::ZERO).unwrap();
+    let _names = lock_record_names(&berth.instances_path(), Duration::ZERO).unwrap();
     assert_eq!(prune(&berth, SystemTime::now()).unwrap(), 0);
     assert!(matches!(
-        lock_names(&berth.instances(), Duration::ZERO),
+        lock_record_names(&berth.instances_path(), Duration::ZERO),
         Err(ClaimError::Busy { .. })
     ));
 }
 
-/// Tests files that are invalid only as records, and claims over them. The tests of leases cover
-/// files that are invalid as either.
+/// Writes files that are not valid as records, and then claims over them. The tests of leases have
+/// the files that are valid neither as records nor as leases.
 #[test]
 fn hostile_files_are_reported_and_ignored() {
     let (_temp, berth) = berth();
-    let _good = claim_with(&berth, "good", test_address(1)).unwrap();
-    let path = |name: &str| berth.instances().join(name);
+    let _good = claim_instance_with(&berth, "good", test_address(1)).unwrap();
+    let path = |name: &str| berth.instances_path().join(name);
     let good = fs::read_to_string(path("good.json")).unwrap();
     fs::write(path("torn.json"), &good[..good.len() / 2]).unwrap();
     fs::write(path("other.json"), &good).unwrap();
@@ -239,7 +237,7 @@ fn hostile_files_are_reported_and_ignored() {
     assert_ignored(&listing.problems, &expected);
     for name in ["torn", "link", "fifo"] {
         assert_eq!(
-            claim_with(&berth, name, test_address(9))
+            claim_instance_with(&berth, name, test_address(9))
                 .unwrap()
                 .record()
                 .address,
@@ -247,7 +245,7 @@ fn hostile_files_are_reported_and_ignored() {
         );
     }
     assert!(fs::symlink_metadata(path("link.json")).unwrap().is_file());
-    assert!(claim_with(&berth, "folder", test_address(9)).is_err());
+    assert!(claim_instance_with(&berth, "folder", test_address(9)).is_err());
     assert_eq!(
         fs::read_to_string(path("good.json")).unwrap(),
         good,
@@ -258,17 +256,17 @@ fn hostile_files_are_reported_and_ignored() {
 #[test]
 fn a_locked_record_of_a_later_format_is_alive() {
     let (_temp, berth) = berth();
-    fs::write(berth.instances().join("a.json"), r#"{"version": 2}"#).unwrap();
-    let file = File::open(berth.instances().join("a.json")).unwrap();
+    fs::write(berth.instances_path().join("a.json"), r#"{"version": 2}"#).unwrap();
+    let file = File::open(berth.instances_path().join("a.json")).unwrap();
     let _lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).unwrap();
     assert!(matches!(
-        claim_with(&berth, "a", test_address(1)),
+        claim_instance_with(&berth, "a", test_address(1)),
         Err(ClaimError::Alive { pid: None, .. })
     ));
 }
 
 #[test]
-fn the_format_stays() {
+fn an_instance_record_keeps_its_format() {
     let golden = br#"{
   "version": 1,
   "instance": "a",

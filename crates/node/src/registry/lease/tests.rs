@@ -1,17 +1,18 @@
-//! Tests of the leases.
+//! Tests of shims' leases.
 
 use super::*;
 use crate::registry::tests::{assert_ignored, berth, id};
 use proptest::prelude::*;
 use std::os::unix::fs::{MetadataExt, symlink};
 
-/// The bytes of format 1. Never change them: a shim of another version may have written them.
+/// A lease of format 1, byte for byte. Never change the file: a shim of another version may have
+/// written such a lease.
 const GOLDEN: &[u8] = include_bytes!("../../../../../tests/data/golden/lease-v1.json");
 
 const OTHER_BOOT: &str = "ffffffff-8f4e-4c7e-9a57-1f2d3c4b5a69";
 
-/// The content of [`GOLDEN`].
-pub(in crate::registry) fn golden() -> Lease {
+/// Returns the lease that [`GOLDEN`] contains.
+pub(in crate::registry) fn golden_lease() -> Lease {
     Lease {
         version: 1,
         instance: id("v1.34_b"),
@@ -42,7 +43,7 @@ fn make_lease(instance: &str, holder: u64) -> Lease {
     Lease {
         instance: id(instance),
         holder_identity: ShimId(holder),
-        ..golden()
+        ..golden_lease()
     }
 }
 
@@ -57,16 +58,19 @@ fn listed_ids(berth: &BerthDir) -> Vec<String> {
 }
 
 #[test]
-fn the_format_stays() {
-    assert_eq!(Lease::parse(GOLDEN, &id("v1.34_b")).unwrap(), golden());
+fn a_lease_keeps_its_format() {
     assert_eq!(
-        String::from_utf8(file::to_bytes(&golden()).unwrap()).unwrap(),
+        Lease::parse(GOLDEN, &id("v1.34_b")).unwrap(),
+        golden_lease()
+    );
+    assert_eq!(
+        String::from_utf8(file::to_bytes(&golden_lease()).unwrap()).unwrap(),
         String::from_utf8_lossy(GOLDEN)
     );
     let (_temp, berth) = berth();
-    write(&berth, &golden()).unwrap();
+    write(&berth, &golden_lease()).unwrap();
     assert_eq!(
-        fs::read(berth.leases().join("v1.34_b.json")).unwrap(),
+        fs::read(berth.leases_path().join("v1.34_b.json")).unwrap(),
         GOLDEN
     );
 }
@@ -81,11 +85,11 @@ fn fields_of_a_later_version_are_ignored() {
         Lease::parse(later.as_bytes(), &id("v1.34_b")).unwrap(),
         Lease {
             backend: None,
-            ..golden()
+            ..golden_lease()
         }
     );
     let next = Lease::parse(br#"{"version": 2}"#, &id("a")).unwrap_err();
-    assert_eq!(next, "format 2, this berth reads 1");
+    assert_eq!(next, "the file has format 2, this berth reads format 1");
 }
 
 #[test]
@@ -113,7 +117,7 @@ fn invalid_leases_are_refused_when_read_and_when_written() {
         bad.push((
             Lease {
                 lease_duration_seconds: seconds,
-                ..golden()
+                ..golden_lease()
             },
             "duration",
         ));
@@ -130,14 +134,14 @@ fn invalid_leases_are_refused_when_read_and_when_written() {
         bad.push((
             Lease {
                 backend: Some(address),
-                ..golden()
+                ..golden_lease()
             },
             "backend",
         ));
         bad.push((
             Lease {
                 listen: vec![address],
-                ..golden()
+                ..golden_lease()
             },
             "listen address",
         ));
@@ -146,23 +150,23 @@ fn invalid_leases_are_refused_when_read_and_when_written() {
         bad.push((
             Lease {
                 backend: Some(address),
-                ..golden()
+                ..golden_lease()
             },
             "backend",
         ));
         assert!(
             Lease {
                 listen: vec![address],
-                ..golden()
+                ..golden_lease()
             }
-            .check()
+            .check_fields()
             .is_ok()
         );
     }
     bad.push((
         Lease {
             listen: vec![addr("10.0.0.5:6443"); MAX_LISTEN + 1],
-            ..golden()
+            ..golden_lease()
         },
         "65 listen",
     ));
@@ -170,14 +174,14 @@ fn invalid_leases_are_refused_when_read_and_when_written() {
         bad.push((
             Lease {
                 berth_version: text.into(),
-                ..golden()
+                ..golden_lease()
             },
             "berthVersion",
         ));
         bad.push((
             Lease {
                 boot_id: text.into(),
-                ..golden()
+                ..golden_lease()
             },
             "bootId",
         ));
@@ -192,12 +196,12 @@ fn invalid_leases_are_refused_when_read_and_when_written() {
             io::ErrorKind::InvalidInput
         );
     }
-    assert_eq!(fs::read_dir(berth.leases()).unwrap().count(), 0);
+    assert_eq!(fs::read_dir(berth.leases_path()).unwrap().count(), 0);
 }
 
 #[test]
 fn a_lease_is_live_only_in_its_boot_and_for_a_limited_time() {
-    let mut lease = golden();
+    let mut lease = golden_lease();
     let boot = lease.boot_id.clone();
     let ms = Duration::from_millis;
     lease.renew(ms(5_000), wall_time("2026-05-04T03:02:08Z"));
@@ -206,7 +210,7 @@ fn a_lease_is_live_only_in_its_boot_and_for_a_limited_time() {
         (ms(8_000), wall_time("2026-05-04T03:02:08Z"))
     );
     assert_eq!(
-        lease.renewed_after(),
+        lease.last_renewal_lower_bound(),
         ms(4_000),
         "at most a second too early"
     );
@@ -224,7 +228,7 @@ fn times_of_wrong_clocks_are_clamped() {
     let lease = Lease {
         acquire_time: early,
         renew_time: late,
-        ..golden()
+        ..golden_lease()
     };
     let read = Lease::parse(&file::to_bytes(&lease).unwrap(), &lease.instance).unwrap();
     assert_eq!(
@@ -239,12 +243,12 @@ fn writing_replaces_and_removing_needs_the_same_holder() {
     let (a, b) = (make_lease("a", 1), make_lease("b", 1));
     assert_eq!(read(&berth, &a.instance), Ok(None));
     assert!(is_missing(&berth, &a.instance));
-    // An earlier owner of the ID died during a write.
-    fs::write(berth.leases().join(".a.lease.new"), "half").unwrap();
+    // This file is the leftover of an earlier owner of the ID, who died during a write.
+    fs::write(berth.leases_path().join(".a.lease.new"), "half").unwrap();
     write(&berth, &a).unwrap();
     write(&berth, &b).unwrap();
     assert_eq!(listed_ids(&berth), ["a", "b"]);
-    let meta = fs::metadata(berth.leases().join("a.json")).unwrap();
+    let meta = fs::metadata(berth.leases_path().join("a.json")).unwrap();
     assert_eq!(meta.mode() & 0o777, 0o600);
     assert!(!is_missing(&berth, &a.instance));
 
@@ -256,7 +260,7 @@ fn writing_replaces_and_removing_needs_the_same_holder() {
     remove(&berth, &successor).unwrap();
     assert_eq!(listed_ids(&berth), ["b"]);
     assert_eq!(
-        fs::read_dir(berth.leases()).unwrap().count(),
+        fs::read_dir(berth.leases_path()).unwrap().count(),
         1,
         "nothing left over"
     );
@@ -265,24 +269,17 @@ fn writing_replaces_and_removing_needs_the_same_holder() {
 #[test]
 fn a_link_in_the_way_is_replaced_and_not_followed() {
     let (_temp, berth) = berth();
-    let path = |name: &str| berth.leases().join(name);
-    fs::write(berth.path().join("target"), "kept").unwrap();
+    let path = |name: &str| berth.leases_path().join(name);
+    let kept = file::to_bytes(&make_lease("a", 2)).unwrap();
+    fs::write(berth.path().join("target"), &kept).unwrap();
     for link in ["a.json", ".a.lease.new"] {
         symlink(berth.path().join("target"), path(link)).unwrap();
     }
     let lease = make_lease("a", 1);
-    assert!(
-        read(&berth, &lease.instance)
-            .unwrap_err()
-            .reason
-            .contains("symbolic link")
-    );
+    assert!(read(&berth, &lease.instance).is_err());
     write(&berth, &lease).unwrap();
     assert!(fs::symlink_metadata(path("a.json")).unwrap().is_file());
-    assert_eq!(
-        fs::read_to_string(berth.path().join("target")).unwrap(),
-        "kept"
-    );
+    assert_eq!(fs::read(berth.path().join("target")).unwrap(), kept);
     fs::remove_file(path("a.json")).unwrap();
     fs::create_dir(path("a.json")).unwrap();
     assert!(write(&berth, &lease).is_err());
@@ -292,7 +289,7 @@ fn a_link_in_the_way_is_replaced_and_not_followed() {
 #[test]
 fn expired_leases_are_pruned_after_another_duration() {
     let (_temp, berth) = berth();
-    let lease = golden();
+    let lease = golden_lease();
     let prune_at = |ms| prune(&berth, &lease.boot_id, Duration::from_millis(ms)).unwrap();
     write(&berth, &lease).unwrap();
     write(
@@ -303,15 +300,15 @@ fn expired_leases_are_pruned_after_another_duration() {
         },
     )
     .unwrap();
-    fs::write(berth.leases().join("torn.json"), "{").unwrap();
+    fs::write(berth.leases_path().join("torn.json"), "{").unwrap();
     assert_eq!(prune_at(lease.expires_boottime_ms + 3_000), 1);
     assert_eq!(list(&berth).unwrap().found, std::slice::from_ref(&lease));
     assert_eq!(prune_at(lease.expires_boottime_ms + 3_001), 1);
     assert!(
-        berth.leases().join("torn.json").exists(),
+        berth.leases_path().join("torn.json").exists(),
         "its owner is unknown"
     );
-    fs::remove_dir_all(berth.leases()).unwrap();
+    fs::remove_dir_all(berth.leases_path()).unwrap();
     assert_eq!((prune_at(0), listed_ids(&berth)), (0, vec![]));
 }
 
@@ -319,9 +316,9 @@ fn expired_leases_are_pruned_after_another_duration() {
 fn old_half_written_files_are_pruned() {
     let (_temp, berth) = berth();
     let [half, of_others @ ..] =
-        [".a.lease.new", ".a.lease", "a.lease.new"].map(|name| berth.leases().join(name));
+        [".a.lease.new", ".a.lease", "a.lease.new"].map(|name| berth.leases_path().join(name));
     let file = fs::File::create(&half).unwrap();
-    let old = SystemTime::now() - 2 * LEFT_OVER;
+    let old = SystemTime::now() - 2 * LEFTOVER_AGE;
     of_others
         .iter()
         .for_each(|path| fs::File::create(path).unwrap().set_modified(old).unwrap());
@@ -335,12 +332,12 @@ fn old_half_written_files_are_pruned() {
 #[test]
 fn pruning_continues_after_a_file_that_cannot_be_removed() {
     let (_temp, berth) = berth();
-    // A directory that looks like a leftover by its name and age.
-    let directory = berth.leases().join(".a.lease.new");
+    // The directory has the name and the age of a leftover file, but cannot be removed as a file.
+    let directory = berth.leases_path().join(".a.lease.new");
     fs::create_dir(&directory).unwrap();
     fs::File::open(&directory)
         .unwrap()
-        .set_modified(SystemTime::now() - 2 * LEFT_OVER)
+        .set_modified(SystemTime::now() - 2 * LEFTOVER_AGE)
         .unwrap();
     assert!(write(&berth, &make_lease("a", 1)).is_err());
     for instance in ["b", "c"] {
@@ -353,13 +350,13 @@ fn pruning_continues_after_a_file_that_cannot_be_removed() {
 #[test]
 fn readers_and_pruners_never_see_a_torn_lease() {
     let (_temp, berth) = berth();
-    let mut lease = golden();
+    let mut lease = golden_lease();
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
                 for _ in 0..300 {
                     assert_eq!(list(&berth).unwrap().problems, []);
-                    prune(&berth, &golden().boot_id, Duration::ZERO).unwrap();
+                    prune(&berth, &golden_lease().boot_id, Duration::ZERO).unwrap();
                 }
             });
         }
@@ -375,7 +372,7 @@ fn readers_and_pruners_never_see_a_torn_lease() {
 fn hostile_files_are_reported_and_ignored() {
     let (_temp, berth) = berth();
     write(&berth, &make_lease("good", 1)).unwrap();
-    let path = |name: &str| berth.leases().join(name);
+    let path = |name: &str| berth.leases_path().join(name);
     let good = fs::read_to_string(path("good.json")).unwrap();
     let put = |name: &str, from: &str, to: &str| {
         let named = good.replace("\"good\"", &format!("\"{name}\""));
@@ -429,11 +426,11 @@ fn hostile_files_are_reported_and_ignored() {
 fn any_address() -> impl Strategy<Value = SocketAddr> {
     any::<(IpAddr, u16)>()
         .prop_map(SocketAddr::from)
-        .prop_filter("usable", |address| is_usable(*address))
+        .prop_filter("usable", |address| is_usable_address(*address))
 }
 
 prop_compose! {
-    fn leases()(
+    fn any_lease()(
         lease_duration_seconds in 1..=MAX_DURATION,
         times in prop::array::uniform2(0..253_402_300_799_999_999u64),
         backend in prop::option::of(any_address().prop_filter("one", |a| !a.ip().to_canonical().is_unspecified())),
@@ -443,20 +440,20 @@ prop_compose! {
     ) -> Lease {
         let [acquire_time, renew_time] = times.map(|micros| SystemTime::UNIX_EPOCH + Duration::from_micros(micros));
         let [berth_version, boot_id] = texts;
-        Lease { lease_duration_seconds, acquire_time, renew_time, backend, state, listen, berth_version, boot_id, ..golden() }
+        Lease { lease_duration_seconds, acquire_time, renew_time, backend, state, listen, berth_version, boot_id, ..golden_lease() }
     }
 }
 
 proptest! {
     #[test]
-    fn a_written_lease_is_read_back(lease in leases()) {
+    fn a_written_lease_is_read_back(lease in any_lease()) {
         let bytes = file::to_bytes(&lease).unwrap();
         prop_assert!((bytes.len() as u64) < file::MAX_SIZE);
         prop_assert_eq!(Lease::parse(&bytes, &lease.instance).unwrap(), lease);
     }
 
     #[test]
-    fn a_renewed_lease_lives_until_it_expires_and_is_pruned_later(mut lease in leases(), now in 0..u64::MAX / 2) {
+    fn a_renewed_lease_lives_until_it_expires_and_is_pruned_later(mut lease in any_lease(), now in 0..u64::MAX / 2) {
         let now = Duration::from_millis(now);
         lease.renew(now, SystemTime::now());
         prop_assert!(lease.is_live(&lease.boot_id, now));

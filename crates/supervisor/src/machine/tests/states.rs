@@ -1,14 +1,14 @@
-//! Explores every state of a supervisor with few clients and calls.
+//! Explores all states of the machine that few clients and calls can reach.
 
 use super::*;
 use berth_testing::states::{Digest, Model, explore};
 use std::hash::Hash;
 
-/// Maximum of waiting clients, and of calls.
+/// Maximum number of waiting clients, and of unanswered calls, in a state.
 const MAX: usize = 3;
 
 impl Model for World {
-    /// An event, and the error for a client that is handed over meanwhile.
+    /// An event, and the error that a client gets if it is handed over during the event.
     type Event = (Event, Option<Errno>);
 
     fn events(&self) -> Vec<Self::Event> {
@@ -64,7 +64,7 @@ impl Model for World {
     }
 
     fn happen(&mut self, (event, how): Self::Event) {
-        self.step(event, how);
+        self.handle_event(event, how);
     }
 
     fn digest(&self, digest: &mut Digest) {
@@ -111,15 +111,15 @@ impl Model for World {
         (shims, waiting.len(), calls.values().collect::<Vec<_>>()).hash(digest);
     }
 
-    fn check(&self, nth: usize) {
-        self.clone().finish(nth.is_multiple_of(2));
+    fn check_state(&self, nth: usize) {
+        self.clone().check_history_end(nth.is_multiple_of(2));
     }
 }
 
 #[test]
-fn every_state_of_a_supervisor() {
+fn every_state_of_a_supervisor_keeps_the_invariants() {
     let mut world = World::new();
-    world.step(
+    world.handle_event(
         Event::Bind {
             ours: true,
             works: true,

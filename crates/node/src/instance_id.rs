@@ -1,13 +1,13 @@
-//! The ID of a kube-apiserver. Records of instances are in [`crate::registry`].
+//! The name of a kube-apiserver in a berth. [`crate::registry`] has the records of instances.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// Maximum length of an ID, in bytes. An ID with its suffix stays far below the 255 bytes of a file
-/// name, and a pod's UID (36) or a DNS label (63) fits.
-const MAX_LEN: usize = 63;
+/// Maximum length of an ID, in bytes. A pod's UID (36) and a DNS label (63) fit. A file name may
+/// have 255 bytes, so there is room for a suffix.
+const MAX_LENGTH: usize = 63;
 
 /// Name of an instance in its berth: 1 to 63 of `A-Z a-z 0-9 . _ -`, not beginning with a dot or a
 /// dash, because the name becomes a file name. Cheap to clone: each connection has an ID.
@@ -23,24 +23,24 @@ impl InstanceId {
     /// Parses an ID.
     ///
     /// # Errors
-    /// The first rule of [`InstanceId`] that the text breaks.
+    /// The text breaks a rule of [`InstanceId`]. The error names the first such rule.
     pub fn parse(text: &str) -> Result<Self, InstanceIdError> {
         let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
         Err(InstanceIdError(
             match (text.chars().next(), text.chars().find(|c| !allowed(*c))) {
                 (None, _) => {
-                    format!("an instance ID is empty: give 1 to {MAX_LEN} of A-Z a-z 0-9 . _ -")
+                    format!("an instance ID is empty: give 1 to {MAX_LENGTH} of A-Z a-z 0-9 . _ -")
                 }
-                _ if text.len() > MAX_LEN => {
+                _ if text.len() > MAX_LENGTH => {
                     format!(
-                        "the instance ID is {} bytes long, at most {MAX_LEN} fit: shorten it",
+                        "the instance ID is {} bytes long, and at most {MAX_LENGTH} bytes fit: shorten the ID",
                         text.len()
                     )
                 }
-                // A hidden file, or a name that looks like an option.
+                // With this first character, the file would be hidden, or look like an option.
                 (Some(first @ ('.' | '-')), _) => {
                     format!(
-                        "the instance ID {text:?} begins with {first:?}: begin it with a letter, a digit or an underscore"
+                        "the instance ID {text:?} begins with {first:?}: begin the ID with a letter, a digit or an underscore"
                     )
                 }
                 (_, Some(bad)) => {
@@ -56,7 +56,7 @@ impl InstanceId {
         match getrandom::u32() {
             Ok(drawn) => Ok(Self(format!("{drawn:08x}").into())),
             Err(error) => Err(InstanceIdError(format!(
-                "the system has no random bytes for an instance ID: {error}: give one with --instance"
+                "the system has no random bytes for an instance ID: {error}: give an ID with --instance"
             ))),
         }
     }
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn accepts_pod_uids_and_names() {
+    fn pod_uids_and_names_are_accepted() {
         for good in [
             "a",
             "_",
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_names_that_are_not_plain_file_names() {
+    fn names_that_are_not_plain_file_names_are_refused() {
         for bad in [
             "",
             ".",
