@@ -1,7 +1,7 @@
 //! Measures berth against other TCP relays and against no relay: the program of `scripts/bench.sh`.
 //!
-//! The server behind all peers runs as a process of its own. With Go on the machine the server is
-//! `crates/bench/server`, and otherwise a hidden subcommand of this program.
+//! The server to which all relays connect runs as a process of its own. If the machine has Go, the
+//! server is `crates/bench/server`, and otherwise a hidden subcommand of this program.
 
 #![forbid(unsafe_code)]
 
@@ -15,7 +15,7 @@ use clap::Parser;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
-/// Exit status of a wrong command line.
+/// Exit status if the command line is wrong.
 const EX_USAGE: u8 = 64;
 /// Exit status if a file, a program or a port is missing.
 const EX_UNAVAILABLE: u8 = 69;

@@ -1,8 +1,8 @@
-//! Markdown tables, also for a terminal.
+//! Writes Markdown tables that can also be read on a terminal.
 
 use std::fmt::Write;
 
-/// A table with aligned columns. The first row has the heads.
+/// Returns a table with aligned columns. The first row contains the heads of the columns.
 pub(crate) fn align_table(rows: &[Vec<String>]) -> String {
     let columns = rows.first().map_or(0, Vec::len);
     let widths: Vec<usize> = (0..columns)

@@ -1,4 +1,4 @@
-//! Child processes: starts a process, and reads its log and its memory.
+//! Starts child processes, and reads their logs and their memory.
 
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::Signal;
@@ -8,14 +8,14 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// Time between two polls.
-const POLL: Duration = Duration::from_millis(50);
+/// Time between two looks at the log of a server that starts.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long one of this program's servers may take to listen.
-const STARTED_WITHIN: Duration = Duration::from_secs(10);
+/// Time limit until one of this program's servers listens.
+const START_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A child process. The child is killed when the value is dropped, and gets SIGTERM when this
-/// process ends.
+/// A child process. Dropping this value kills the child. If this process ends before, the child
+/// gets SIGTERM.
 #[derive(Debug)]
 pub(crate) struct ChildProcess {
     child: Child,
@@ -33,7 +33,7 @@ impl ChildProcess {
             .stdin(Stdio::null())
             .stdout(file.try_clone()?)
             .stderr(file);
-        berth_os::process::remove_settings(&mut command);
+        berth_os::process::remove_berth_variables(&mut command);
         berth_os::process::die_with_parent(&mut command, Signal::SIGTERM);
         let child = command
             .spawn()
@@ -41,19 +41,21 @@ impl ChildProcess {
         Ok(Self { child, log })
     }
 
-    /// Starts this program as one of its servers: see [`ChildProcess::address`].
+    /// Starts this program as a server. The server prints its address: see
+    /// [`ChildProcess::address`].
     pub(crate) fn start_server(args: &[&str], log: PathBuf) -> Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(args);
         Self::start(command, log)
     }
 
-    /// Waits for the address that a listening server prints on a line of its own.
+    /// Waits until the server has printed its address on a line of its own, and returns the
+    /// address.
     pub(crate) fn address(&mut self) -> Result<SocketAddr> {
         let start = Instant::now();
         loop {
             if let Some(address) = self
-                .log()
+                .read_log()
                 .split_inclusive('\n')
                 .find_map(|line| line.strip_suffix('\n')?.parse().ok())
             {
@@ -61,10 +63,10 @@ impl ChildProcess {
             }
             match self.exit_status() {
                 Some(status) => bail!("a server ended, {status}: {}", self.last_line()),
-                None if start.elapsed() > STARTED_WITHIN => {
+                None if start.elapsed() > START_TIMEOUT => {
                     bail!("a server does not listen: {}", self.last_line())
                 }
-                None => std::thread::sleep(POLL),
+                None => std::thread::sleep(POLL_INTERVAL),
             }
         }
     }
@@ -73,19 +75,19 @@ impl ChildProcess {
         self.child.id() as i32
     }
 
-    /// The exit status. `None` while the child runs.
+    /// Returns the child's exit status. `None` while the child runs.
     pub(crate) fn exit_status(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
     }
 
-    /// The child's output so far.
-    pub(crate) fn log(&self) -> String {
+    /// Returns the output that the child has written so far.
+    pub(crate) fn read_log(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
     }
 
-    /// The last line of the log, for an error message.
+    /// Returns the last line of the child's output, for an error message.
     pub(crate) fn last_line(&self) -> String {
-        let log = self.log();
+        let log = self.read_log();
         log.lines()
             .rev()
             .find(|line| !line.trim().is_empty())
@@ -101,8 +103,8 @@ impl Drop for ChildProcess {
     }
 }
 
-/// Proportional set size in bytes: resident memory, where a page shared by N processes counts as
-/// 1/N. Socket memory in the kernel is not included.
+/// Returns a process's proportional set size (PSS) in bytes: its resident memory, with 1/N of each
+/// page that N processes share. Memory of sockets in the kernel is not included.
 pub(crate) fn read_pss(pid: i32) -> Result<f64> {
     let rollup = procfs::process::Process::new(pid)?.smaps_rollup()?;
     let pss = rollup
@@ -112,7 +114,7 @@ pub(crate) fn read_pss(pid: i32) -> Result<f64> {
     Ok(pss.context("smaps_rollup has no Pss")? as f64)
 }
 
-/// Number of entries of a directory in /proc/PID, such as `fd` or `task`.
+/// Counts the entries of a directory in /proc/PID, such as `fd` or `task`.
 pub(crate) fn count_entries(pid: i32, directory: &str) -> Result<f64> {
     Ok(fs::read_dir(format!("/proc/{pid}/{directory}"))?.count() as f64)
 }
@@ -122,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_has_memory() {
+    fn pss_of_this_process_is_plausible() {
         let pss = read_pss(std::process::id() as i32).unwrap();
         assert!((100e3..10e9).contains(&pss), "{pss}");
     }

@@ -1,10 +1,10 @@
-//! Statistics of a handful of samples.
+//! Computes median and range of a few samples.
 
-/// Median and range of several samples.
+/// The median and the range of several samples.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Summary {
     pub(crate) count: usize,
-    /// For an even number of samples, the mean of the middle two.
+    /// The median. For an even number of samples, the mean of the middle two.
     pub(crate) median: f64,
     pub(crate) least: f64,
     pub(crate) most: f64,
@@ -12,7 +12,7 @@ pub(crate) struct Summary {
 
 impl Summary {
     /// `None` without samples.
-    pub(crate) fn of(samples: &[f64]) -> Option<Self> {
+    pub(crate) fn from_samples(samples: &[f64]) -> Option<Self> {
         let mut sorted = samples.to_vec();
         sorted.sort_by(f64::total_cmp);
         let (&least, &most) = (sorted.first()?, sorted.last()?);
@@ -36,9 +36,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn medians_of_odd_and_even_counts() {
+    fn the_median_of_an_even_count_is_the_mean_of_the_middle_two() {
         assert_eq!(
-            Summary::of(&[3.0, 1.0, 2.0]),
+            Summary::from_samples(&[3.0, 1.0, 2.0]),
             Some(Summary {
                 count: 3,
                 median: 2.0,
@@ -47,13 +47,13 @@ mod tests {
             })
         );
         assert_eq!(
-            Summary::of(&[4.0, 1.0, 2.0, 3.0]).map(|summary| summary.median),
+            Summary::from_samples(&[4.0, 1.0, 2.0, 3.0]).map(|summary| summary.median),
             Some(2.5)
         );
         assert_eq!(
-            Summary::of(&[f64::INFINITY; 2]).map(|summary| summary.median),
+            Summary::from_samples(&[f64::INFINITY; 2]).map(|summary| summary.median),
             Some(f64::INFINITY)
         );
-        assert_eq!(Summary::of(&[]), None);
+        assert_eq!(Summary::from_samples(&[]), None);
     }
 }

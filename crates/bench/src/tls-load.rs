@@ -1,9 +1,9 @@
-//! The clients of scripts: opens new TLS connections at a steady rate and prints the outcome of
-//! each.
+//! Plays the clients in scripts: opens new TLS connections at a steady rate, and prints the outcome
+//! of each.
 //!
-//! Open-loop: connections begin by a timetable, however earlier ones fare, so a stall affects as
-//! many connections as in real traffic. Nothing is retried, and failures are recorded. Each
-//! connection is a line on standard output, a JSON object for `scripts/judge.jq`:
+//! The load is open-loop: connections begin by a timetable, whatever becomes of earlier ones. So a
+//! stall affects as many connections as in real traffic. Nothing is retried, and failures are
+//! recorded. Each connection is a line on standard output, a JSON object for `scripts/judge.jq`:
 //!
 //! ```text
 //! {"began":1764285120000000,"client":"192.0.2.1:40000","outcome":"ok","took":2143,"detail":"-"}
@@ -48,8 +48,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Watches of constantly changing objects.
-const WATCHES: u32 = 4;
+/// Number of watches. They watch objects that change all the time.
+const WATCH_COUNT: u32 = 4;
 
 /// Open new TLS connections at a steady rate, without retries
 #[derive(Debug, Parser)]
@@ -135,7 +135,7 @@ async fn main() -> Result<()> {
     let plan = LoadPlan {
         rate,
         clients: args.clients,
-        watches: WATCHES,
+        watches: WATCH_COUNT,
         ..LoadPlan::default()
     };
     let record = Known {
@@ -189,7 +189,7 @@ fn write_all(record: &Record) -> std::io::Result<()> {
         let (outcome, detail) = match answer {
             Answer::Good { .. } => ("ok", "-".to_owned()),
             Answer::Bad { status, .. } => ("lost", status.to_string()),
-            // The line of the connection's end reports the failure.
+            // Another line reports this failure: the one for the end of the connection.
             Answer::Failed(how) if *kind == ConnectionKind::Kept && *how != Failure::Unanswered => {
                 continue;
             }

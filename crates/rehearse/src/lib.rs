@@ -61,7 +61,7 @@ pub async fn rehearse(plan: &Plan) -> Rehearsed {
 }
 
 async fn rehearse_all(plan: &Plan, outcome: &mut Rehearsed) -> Result<(), Aborted> {
-    let handler = |kind| signal(kind).map_err(Error::unavailable("cannot handle signals"));
+    let handler = |kind| signal(kind).map_err(Error::unavailable_error("cannot handle signals"));
     let (mut int, mut term) = (
         handler(SignalKind::interrupt())?,
         handler(SignalKind::terminate())?,
@@ -93,7 +93,7 @@ async fn rehearse_all(plan: &Plan, outcome: &mut Rehearsed) -> Result<(), Aborte
                 "\nrun {} of {}, {}",
                 index + 1,
                 plan.runs.len(),
-                via.way()
+                via.describe()
             ));
         }
         let ended = tokio::select! {
@@ -101,7 +101,7 @@ async fn rehearse_all(plan: &Plan, outcome: &mut Rehearsed) -> Result<(), Aborte
             _ = int.recv() => Err(Aborted::Signal(libc::SIGINT)),
             _ = term.recv() => Err(Aborted::Signal(libc::SIGTERM)),
         };
-        processes.close().await;
+        processes.stop_all().await;
         let failed = ended.as_ref().err().map(ToString::to_string);
         let ran = judges::judge(
             &Record::of(session.recorder.drain()),
@@ -115,7 +115,8 @@ async fn rehearse_all(plan: &Plan, outcome: &mut Rehearsed) -> Result<(), Aborte
         });
         outcome.failed.extend(failed.map(|why| (via, why)));
         match ended {
-            // A failed run of a comparison is a result of that comparison.
+            // A run that is only compared with the run under test may fail: the failure is its
+            // result, and the next run follows.
             Err(Aborted::Failed(error)) if via != plan.via => {
                 progress::print(&format!("via {via}: {error}"));
             }
@@ -143,7 +144,7 @@ async fn catch_panic(play: impl Future<Output = Result<(), Error>>) -> Result<()
     .await
 }
 
-/// Checks that the prerequisites of a way are met.
+/// Checks that this machine has what a way needs: a kernel that can steer, or the program HAProxy.
 async fn check_available(plan: &Plan, via: Via) -> Result<(), String> {
     let needed = match via {
         Via::Berth if plan.topology == Topology::Bridge => self_test()
@@ -164,7 +165,7 @@ mod tests {
     async fn a_panic_aborts_the_rehearsal() {
         let aborted = catch_panic(async { panic!("at {}", 7) }).await.unwrap_err();
         assert!(
-            aborted.to_string().contains("broke down: at 7;"),
+            matches!(&aborted, Aborted::Panicked(text) if text == "at 7"),
             "{aborted}"
         );
         assert!(catch_panic(async { Ok(()) }).await.is_ok());

@@ -1,23 +1,25 @@
-//! An etcd with several members: small HTTPS servers that answer like etcd's JSON gateway.
+//! A simulated etcd with several members. Each member is a small HTTPS server that answers like
+//! etcd's JSON gateway.
 
-use crate::{Server, create_ca, format_answer, serve_as};
+use crate::{Server, create_ca, format_answer, serve_at};
 use rcgen::{CertifiedIssuer, KeyPair};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
-/// The state behind the members' answers. Members are numbered from 1.
+/// The state of all members, from which each member's answers are made. Members are numbered from
+/// 1.
 #[derive(Debug, Default)]
 pub struct Members {
     pub list: Vec<Value>,
     pub leader: u64,
-    /// Revisions of member 3, the next one last. Otherwise a revision is 100.
+    /// Revisions that member 3 reports, the next one last. Other answers report revision 100.
     pub revisions: Vec<u64>,
     /// Members that answer 503.
     pub stopped: Vec<u64>,
-    /// True if the leader does not give up its leadership.
+    /// True if the leader keeps its leadership even when it is asked to move it.
     pub is_stubborn: bool,
-    /// Members to which the leadership was moved.
+    /// Members to which a request has moved the leadership, in order.
     pub transfers: Vec<String>,
 }
 
@@ -66,8 +68,8 @@ impl Members {
     }
 }
 
-/// Starts members at the given addresses (port 0: a free port); member 1 leads. Each name is the
-/// name in a member's certificate.
+/// Starts one member at each of the given addresses. Port 0 means a free port. Each member's
+/// certificate contains the given name. Member 1 is the leader.
 ///
 /// # Panics
 /// Panics if the members cannot be set up, so that the test fails.
@@ -77,7 +79,7 @@ pub async fn start_members(members: &[(SocketAddr, &str)]) -> (Arc<Mutex<Members
     let mut servers = Vec::new();
     for (id, (address, name)) in (1..).zip(members) {
         let answers = all.clone();
-        let server = serve_as(&ca, *address, name, move |request| {
+        let server = serve_at(&ca, *address, name, move |request| {
             answers.lock().unwrap().answer(id, request)
         })
         .await;

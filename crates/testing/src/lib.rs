@@ -1,4 +1,4 @@
-//! Helpers for the tests of several crates.
+//! Functions and types that the tests of several crates share.
 
 pub mod etcd;
 pub mod namespace;
@@ -29,17 +29,18 @@ use tokio_rustls::TlsAcceptor;
 /// Time limit that only a hang reaches.
 const HANG: Duration = Duration::from_secs(10);
 
-/// A small HTTPS server that plays an apiserver with client certificates.
+/// A small HTTPS server that stands for an apiserver, and accepts client certificates.
 #[derive(Debug)]
 pub struct Server {
-    /// Access to the server, as a kubeconfig would have it.
+    /// The server's address and CA, and credentials for it, as a kubeconfig would contain them.
     pub access: Access,
-    /// Received requests (head and body), each with the number of the client's certificates.
+    /// Requests that the server has received (head and body), each with the number of certificates
+    /// that the client sent.
     pub asked: mpsc::UnboundedReceiver<(String, usize)>,
 }
 
-/// Starts a server that answers every request with the same bytes. With no bytes the server is
-/// silent.
+/// Starts a server that answers every request with the same bytes. If the answer is empty, the
+/// server sends nothing.
 ///
 /// # Panics
 /// Panics if the server cannot be set up, so that the test fails.
@@ -47,13 +48,13 @@ pub async fn start_server(answer: String) -> Server {
     serve_with(move |_| answer.clone()).await
 }
 
-/// Starts a server that answers each request, given as text, with bytes. With no bytes the server
-/// is silent. No request waits for the connection of another request.
+/// Starts a server. `answer` gets each request as text, and returns the bytes of the response. If
+/// they are empty, the server sends nothing. Connections are served at the same time.
 ///
 /// # Panics
 /// Panics if the server cannot be set up, so that the test fails.
 pub async fn serve_with(answer: impl FnMut(&str) -> String + Send + 'static) -> Server {
-    let mut server = serve_as(
+    let mut server = serve_at(
         &create_ca(),
         ([127, 0, 0, 1], 0).into(),
         "127.0.0.1",
@@ -75,7 +76,8 @@ pub fn create_ca() -> CertifiedIssuer<'static, KeyPair> {
     CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
 }
 
-/// Issues a certificate of the CA for the names. Returns the certificate and its key in PEM form.
+/// Issues a certificate that contains the names, signed by the CA. Returns the certificate and its
+/// key in PEM form.
 ///
 /// # Panics
 /// Panics if the certificate cannot be created, so that the test fails.
@@ -94,11 +96,12 @@ pub fn issue_certificate(
     )
 }
 
-/// Like [`serve_with`], at an address, with a certificate of the CA for the name.
+/// Starts a server like [`serve_with`], at the given address. The CA issues its certificate, for
+/// the given name.
 ///
 /// # Panics
 /// Panics if the server cannot be set up, so that the test fails.
-pub async fn serve_as(
+pub async fn serve_at(
     ca: &CertifiedIssuer<'static, KeyPair>,
     address: SocketAddr,
     name: &str,
@@ -132,7 +135,7 @@ pub async fn serve_as(
                     return;
                 };
                 let request = read_request(&mut tls).await;
-                // The client wanted only a handshake.
+                // The client sent no request: it wanted only a TLS handshake.
                 if request.is_empty() {
                     return;
                 }
@@ -163,7 +166,7 @@ pub async fn serve_as(
     }
 }
 
-/// Reads a request with its body, which may come later than its head.
+/// Reads a request with its body. The body may arrive later than the head.
 async fn read_request(from: &mut (impl AsyncRead + Unpin)) -> String {
     let (mut all, mut part) = (Vec::new(), vec![0; 4096]);
     loop {
@@ -179,7 +182,7 @@ async fn read_request(from: &mut (impl AsyncRead + Unpin)) -> String {
     }
 }
 
-/// Returns the length of a request's body.
+/// Returns the length of a request's body, as the head says.
 fn body_length(head: &str) -> usize {
     let mut lines = head.lines();
     let length = lines.find_map(|line| {
@@ -190,20 +193,25 @@ fn body_length(head: &str) -> usize {
     length.unwrap_or_default()
 }
 
-/// Runs `read` while the file that it reads, with this text, seems to be on a slow disk: the file
-/// has no content before another task on this thread has run. Returns the result of `read`, and
-/// true if another task has run.
+/// Runs `read` while its file seems to be on a slow disk. The file gets its content, `text`, only
+/// after another task on this thread has run. Returns the result of `read`, and true if another
+/// task has run.
 ///
 /// # Panics
 /// The file does not exist.
-pub async fn read_slowly<T>(path: &Path, text: &str, read: impl Future<Output = T>) -> (T, bool) {
+pub async fn delay_file_read<T>(
+    path: &Path,
+    text: &str,
+    read: impl Future<Output = T>,
+) -> (T, bool) {
     std::fs::remove_file(path).unwrap();
     nix::unistd::mkfifo(path, nix::sys::stat::Mode::S_IRWXU).unwrap();
     let (ran, finished) = std::sync::mpsc::channel();
     let (path, text) = (path.to_owned(), text.to_owned());
     let disk = std::thread::spawn(move || {
         let ran = finished.recv_timeout(HANG).is_ok();
-        // Waits for the reader, which may read the file again afterwards.
+        // Opening a FIFO waits until `read` has opened it. `read` may open the path again later, so
+        // a plain file takes its place.
         let mut slow = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, &text).unwrap();
@@ -214,16 +222,15 @@ pub async fn read_slowly<T>(path: &Path, text: &str, read: impl Future<Output = 
     (done, disk.join().unwrap())
 }
 
-/// The shortest measurable time.
+/// The shortest time that a duration can express.
 pub const NANOSECOND: Duration = Duration::from_nanos(1);
 
-/// Asserts that the step at the time 0 is `before`, and becomes `next` after `time`, not a
-/// nanosecond sooner.
+/// Asserts that `step_at` returns `before` until a nanosecond before `time`, and `next` at `time`.
 ///
 /// # Panics
 /// A step differs.
 #[track_caller]
-pub fn changes_after<S: Copy + PartialEq + Debug>(
+pub fn assert_changes_after<S: Copy + PartialEq + Debug>(
     time: Duration,
     before: S,
     next: S,
@@ -235,8 +242,8 @@ pub fn changes_after<S: Copy + PartialEq + Debug>(
     assert_eq!(step_at(time), next);
 }
 
-/// Returns the number of cases of a property test: `PROPTEST_CASES` if set, for example for a long
-/// run.
+/// Returns the number of cases that a property test tries: `usual`, or `PROPTEST_CASES` if set, for
+/// example for a long run.
 #[must_use]
 pub fn case_count(usual: u32) -> u32 {
     std::env::var("PROPTEST_CASES")
@@ -245,7 +252,7 @@ pub fn case_count(usual: u32) -> u32 {
         .unwrap_or(usual)
 }
 
-/// Returns the bytes of an HTTP response.
+/// Returns an HTTP response with this status and body, as bytes.
 #[must_use]
 pub fn format_answer(status: &str, body: &str) -> String {
     format!(
@@ -254,8 +261,8 @@ pub fn format_answer(status: &str, body: &str) -> String {
     )
 }
 
-/// Objects by path, with an apiserver's rules: POST creates an object, PUT replaces the object that
-/// was read, DELETE removes the object that was read.
+/// Simulates the objects of an apiserver, by path. POST creates an object. PUT replaces an object,
+/// and DELETE removes one, only if the client has read its latest version.
 #[derive(Debug, Clone, Default)]
 pub struct Objects {
     all: Arc<Mutex<BTreeMap<String, Value>>>,
@@ -269,7 +276,13 @@ impl Objects {
         self.all.lock().unwrap().get(path).cloned()
     }
 
-    /// Writes or removes an object, as a client would.
+    /// Returns all objects by path.
+    #[must_use]
+    pub fn all_objects(&self) -> BTreeMap<String, Value> {
+        self.all.lock().unwrap().clone()
+    }
+
+    /// Writes an object, or with `None` removes it, as another client of the apiserver would.
     pub fn set(&self, path: &str, object: Option<Value>) {
         let mut all = self.all.lock().unwrap();
         match object {
@@ -282,7 +295,7 @@ impl Objects {
         }
     }
 
-    /// Answers a request of [`serve_with`].
+    /// Answers a request as an apiserver does, for [`serve_with`].
     #[must_use]
     pub fn answer(&self, request: &str) -> String {
         let mut words = request.split(' ');

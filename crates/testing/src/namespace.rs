@@ -1,4 +1,4 @@
-//! Runs tests in separate namespaces, for root and for an ordinary user, and prints the names of
+//! Runs tests in namespaces of their own, whether the user is root or not, and prints the names of
 //! skipped tests.
 
 use nix::sched::{CloneFlags, unshare};
@@ -7,11 +7,11 @@ use std::io::{self, Write as _};
 use std::process::{Command, Output};
 use std::thread;
 
-/// Name of the environment variable that is set inside an ordinary user's user namespace. Its value
-/// is the test's name.
+/// Name of an environment variable that tells a test that it already runs inside a user namespace.
+/// Its value is the test's name.
 const INSIDE: &str = "BERTH_TEST_INSIDE";
 
-/// Returns the name of the test on this thread, with its modules.
+/// Returns the name of the test that runs on this thread, including its modules.
 #[must_use]
 pub fn test_name() -> String {
     let thread = thread::current();
@@ -23,28 +23,28 @@ pub fn test_name() -> String {
         .unwrap_or_else(|| "a test".to_owned())
 }
 
-/// Prints that this thread's test is skipped, and why: `skipped: NAME: WHY`. A macro such as
-/// `eprintln!` would not do, because the harness hides its output when a test passes.
+/// Prints the line `skipped: NAME: WHY` for this thread's test. It does not use `eprintln!`, of
+/// which the harness hides the output if a test passes.
 pub fn print_skipped(why: &str) {
     let line = format!(
         "skipped: {}: {}\n",
         test_name(),
         why.trim().replace('\n', "; ")
     );
-    // A single write, because other tests print at the same time.
+    // Write the line in one call, because other tests print at the same time.
     let _ = io::stderr().write_all(line.as_bytes());
 }
 
-/// Options of unshare(1) for a user namespace where this user is root.
+/// Options of unshare(1) that make a user namespace in which this user is root.
 const AS_ROOT: [&str; 2] = ["--user", "--map-root-user"];
 
-/// Options of unshare(1) for a user namespace where this user keeps its uid and has all
-/// capabilities. For programs that, as root, pass their groups on to a child, which the kernel
+/// Options of unshare(1) that make a user namespace in which this user keeps its uid and has all
+/// capabilities. They are for programs that as root would set a child's groups, which the kernel
 /// refuses in such a namespace.
 pub const AS_ONESELF: [&str; 3] = ["--user", "--map-current-user", "--keep-caps"];
 
-/// Runs a test on a thread in new namespaces of these kinds. The test returns a missing requirement
-/// as an error, and is then skipped.
+/// Runs a test on a thread in new namespaces of these kinds. If the test returns an error, which
+/// names a missing requirement, it is skipped.
 ///
 /// An ordinary user may create namespaces only within a user namespace, which a process with
 /// threads cannot enter. The test then runs in a separate process, as root of a user namespace.
@@ -86,9 +86,9 @@ pub fn run_in(
     }
 }
 
-/// Runs this thread's test, which this user may not run, in a separate process in a user namespace
-/// where the user is root. Skips the test if this process is already inside, or no user namespace
-/// is available.
+/// Runs this thread's test in a separate process, as root of a user namespace, because this user
+/// may not run it. Skips the test if this process is already inside, or no user namespace is
+/// available.
 ///
 /// # Panics
 /// The test fails in the separate process.
@@ -121,7 +121,8 @@ fn rerun_in(user_namespace: &[&str], why: &str) {
     rerun_test(within(std::env::current_exe().unwrap().as_os_str()).env(INSIDE, &name));
 }
 
-/// Runs this thread's test once more, in a separate process with the environment variable set.
+/// Runs this thread's test once more, in a separate process that has the environment variable
+/// `variable`.
 ///
 /// # Panics
 /// The test fails in the separate process.
@@ -129,7 +130,7 @@ pub fn rerun_with(variable: &str) {
     rerun_test(Command::new(std::env::current_exe().unwrap()).env(variable, "1"));
 }
 
-/// Runs this thread's test with `command`, which starts the test program.
+/// Runs this thread's test again: adds the test's name to `command`, which starts the test program.
 fn rerun_test(command: &mut Command) {
     let Output {
         status,
@@ -150,7 +151,8 @@ fn rerun_test(command: &mut Command) {
         status.success() && ran,
         "in another process, {status}:\n{out}\n{err}"
     );
-    // The output of a harness that can ignore a running test.
+    // The harness can mark a running test as ignored, with a reason, in its output. Report such a
+    // test as skipped.
     let ignored = out
         .lines()
         .find_map(|line| line.split_once(" ... ignored (")?.1.strip_suffix(')'));

@@ -1,60 +1,63 @@
-//! Explores every state of a model within bounds, breadth-first, so that the trace to a mistake is
+//! Explores the states of a model, breadth-first. So the list of events that leads to a mistake is
 //! as short as possible.
 //!
 //! The search keeps only 40 bytes per state: a 128-bit hash, the predecessor and the event between
-//! them. A state is restored from its events, most of which it shares with the state before it in
-//! the search.
+//! them. To visit a state again, the search repeats the state's events. Most of them are also
+//! events of the state visited before, and need no repetition.
 
 use std::collections::HashSet;
 use std::fmt::Debug;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-/// A machine and its environment. A violated property is a panic.
+/// A state machine and its environment, of which a search visits every state. The model panics if a
+/// property is violated.
 pub trait Model: Clone {
     type Event: Copy + Debug;
 
-    /// Returns the events that may happen next.
+    /// Returns the events that are possible in this state.
     fn events(&self) -> Vec<Self::Event>;
 
     fn happen(&mut self, event: Self::Event);
 
-    /// Hashes every field that decides later events; for a deadline, the remaining time.
+    /// Hashes every field that decides which events follow. For a deadline, hashes the time that is
+    /// left.
     fn digest(&self, digest: &mut Digest);
 
-    /// Checks the `nth` new state.
-    fn check(&self, _nth: usize) {}
+    /// Checks a state that the search visits for the first time, as number `nth`.
+    fn check_state(&self, _nth: usize) {}
 }
 
-/// The result of a search.
+/// The result of a search through the states of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Explored {
     pub states: usize,
-    /// Number of tried events, counted once per state and event.
+    /// Number of events that were tried, counted once for each state in which an event is possible.
     pub events: usize,
-    /// Number of events from a root to the last state.
+    /// Number of events from the initial state to the state that was found last.
     pub depth: usize,
-    /// True if every state of the model was visited.
+    /// True if every state of the model was visited, false if the limit was reached before.
     pub exhausted: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Node {
-    /// Index of the predecessor; a root has its own index.
+    /// Index of the state from which this state was reached. An initial state has its own index.
     parent: u32,
-    /// Index in the predecessor's events.
+    /// Index of the event in the list of events that are possible in the parent state.
     event: u32,
 }
 
 struct Search<'a, M> {
     roots: &'a [M],
     nodes: Vec<Node>,
-    /// The states from a root to the latest restored state, with their indexes.
+    /// The states on the way from an initial state to the state that was restored last, with their
+    /// indexes.
     trail: Vec<(usize, M)>,
 }
 
-/// Visits each state that can be reached from the roots, at most `usually` states, and prints their
-/// number. `BERTH_STATES` multiplies the maximum.
+/// Visits each state that can be reached from the initial states `roots`, and prints their number.
+/// Stops after `usually` states, multiplied by the environment variable `BERTH_STATES`.
 ///
 /// # Panics
 /// A property is violated; the events that led to the state are printed.
@@ -88,7 +91,7 @@ pub fn explore<M: Model>(name: &str, roots: &[M], usually: usize) -> Explored {
         if at == level_ends {
             (found.depth, level_ends) = (found.depth + 1, search.nodes.len());
         }
-        let state = search.revisit(at, found.depth);
+        let state = search.restore_state(at, found.depth);
         for (event, nth) in state.events().into_iter().zip(0..) {
             let mut next = state.clone();
             let states = search.nodes.len();
@@ -96,7 +99,7 @@ pub fn explore<M: Model>(name: &str, roots: &[M], usually: usize) -> Explored {
                 next.happen(event);
                 let is_new = seen.insert(digest(&next));
                 if is_new {
-                    next.check(states);
+                    next.check_state(states);
                 }
                 is_new
             };
@@ -111,7 +114,7 @@ pub fn explore<M: Model>(name: &str, roots: &[M], usually: usize) -> Explored {
                     eprintln!(
                         "{name}: after {} states, by:\n{}{event:?},",
                         states,
-                        search.trace(at, found.depth)
+                        search.format_trace(at, found.depth)
                     );
                     resume_unwind(panic);
                 }
@@ -141,7 +144,7 @@ pub fn explore<M: Model>(name: &str, roots: &[M], usually: usize) -> Explored {
 
 impl<M: Model> Search<'_, M> {
     /// Restores a state.
-    fn revisit(&mut self, state: usize, depth: usize) -> M {
+    fn restore_state(&mut self, state: usize, depth: usize) -> M {
         let (mut missing, mut at, mut length) = (Vec::new(), state, depth + 1);
         while length > 0
             && self
@@ -167,9 +170,9 @@ impl<M: Model> Search<'_, M> {
         self.trail[depth].1.clone()
     }
 
-    /// Formats the events that lead to a state, one per line.
-    fn trace(&mut self, state: usize, depth: usize) -> String {
-        self.revisit(state, depth);
+    /// Formats the events that lead to a state, one event per line.
+    fn format_trace(&mut self, state: usize, depth: usize) -> String {
+        self.restore_state(state, depth);
         let root = format!("// root {}\n", self.trail[0].0);
         let event = |pair: &[(usize, M)]| {
             format!(
@@ -190,7 +193,8 @@ fn digest(model: &impl Model) -> u128 {
     u128::from(digest.0) << 64 | u128::from(digest.1)
 }
 
-/// A 128-bit hash, for values that nobody chooses to collide.
+/// A 128-bit hash. It does not withstand values that somebody chooses to collide, but nobody does
+/// here.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Digest(u64, u64);
 
@@ -212,8 +216,9 @@ impl Hasher for Digest {
     }
 
     fn write_u64(&mut self, value: u64) {
-        self.0 = fold(self.0 ^ value, 0x9e37_79b9_7f4a_7c15) ^ self.1;
-        self.1 = fold(self.1 ^ value, 0xd6e8_feb8_6659_fd93).wrapping_add(self.0.rotate_left(29));
+        self.0 = fold_product(self.0 ^ value, 0x9e37_79b9_7f4a_7c15) ^ self.1;
+        self.1 = fold_product(self.1 ^ value, 0xd6e8_feb8_6659_fd93)
+            .wrapping_add(self.0.rotate_left(29));
     }
 
     fn write_usize(&mut self, value: usize) {
@@ -225,7 +230,8 @@ impl Hasher for Digest {
     }
 }
 
-/// A hasher for digests, which are already well distributed.
+/// A hasher for a set of digests. It uses a digest as it is, because digests are already well
+/// distributed.
 #[derive(Debug, Clone, Copy, Default)]
 struct DigestHasher(u64);
 
@@ -243,7 +249,7 @@ impl Hasher for DigestHasher {
     }
 }
 
-fn fold(a: u64, b: u64) -> u64 {
+fn fold_product(a: u64, b: u64) -> u64 {
     let product = u128::from(a ^ b.rotate_left(17)) * u128::from(b);
     (product >> 64) as u64 ^ product as u64
 }
@@ -253,7 +259,8 @@ mod tests {
     use super::*;
     use std::hash::Hash;
 
-    /// Counts to seven and back to zero, and must not be five.
+    /// A model that counts to seven and back to zero. It violates this property: the
+    /// count is never five.
     #[derive(Clone)]
     struct Counter(u8, bool);
 
@@ -272,7 +279,7 @@ mod tests {
             self.0.hash(digest);
         }
 
-        fn check(&self, _: usize) {
+        fn check_state(&self, _: usize) {
             assert!(self.1 || self.0 != 5, "five");
         }
     }
@@ -301,7 +308,7 @@ mod tests {
         search.nodes = [(0, 0), (0, 1), (1, 0)]
             .map(|(parent, event)| Node { parent, event })
             .to_vec();
-        assert_eq!(search.trace(2, 2), "// root 0\n2,\n1,\n");
-        assert_eq!(search.revisit(2, 2).0, 3);
+        assert_eq!(search.format_trace(2, 2), "// root 0\n2,\n1,\n");
+        assert_eq!(search.restore_state(2, 2).0, 3);
     }
 }

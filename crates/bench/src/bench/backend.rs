@@ -1,20 +1,22 @@
-//! The backend of all peers: one thread that sends answers of the requested length.
+//! The backend, a server to which every relay under test (peer) connects. One thread sends answers
+//! of the requested length.
 //!
 //! The backend is a process of its own, so that its memory and CPU time are separate. The process
 //! prints its address, and ends with its parent.
 
-use super::wire::{CHUNK, ENDLESS, HEADER, Header, Pattern, garbled_error};
+use super::wire::{ENDLESS_LENGTH, HEADER_BYTES, Header, MAX_CHUNK, Pattern, garbled_error};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 
-/// Connections to accept before other events are handled.
-const ACCEPTS: usize = 64;
+/// Number of connections to accept in a row, before other events get a turn.
+const MAX_ACCEPTS: usize = 64;
 
-/// Marks the listener among the events. Events of connections carry the descriptor.
-const LISTENER: u64 = u64::MAX;
+/// Number that means the listener in an event of epoll. Other events have the number of a
+/// connection's descriptor.
+const LISTENER_EVENT: u64 = u64::MAX;
 
 /// Serves until the process is killed.
 pub(crate) fn run(address: SocketAddr) -> io::Result<()> {
@@ -25,14 +27,15 @@ pub(crate) fn run(address: SocketAddr) -> io::Result<()> {
         epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
         connections: Vec::new(),
         shared: SharedState {
-            buffer: vec![0; CHUNK],
+            buffer: vec![0; MAX_CHUNK],
             pattern: Pattern::new(),
             endless: 0,
         },
     };
-    backend
-        .epoll
-        .add(&listener, EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))?;
+    backend.epoll.add(
+        &listener,
+        EpollEvent::new(EpollFlags::EPOLLIN, LISTENER_EVENT),
+    )?;
     let mut events = vec![EpollEvent::empty(); 1024];
     loop {
         let count = match backend.epoll.wait(&mut events, EpollTimeout::NONE) {
@@ -41,7 +44,7 @@ pub(crate) fn run(address: SocketAddr) -> io::Result<()> {
         };
         for event in &events[..count] {
             match event.data() {
-                LISTENER => backend.accept(&listener)?,
+                LISTENER_EVENT => backend.accept(&listener)?,
                 fd => backend.serve(fd as usize),
             }
         }
@@ -67,32 +70,32 @@ struct Backend {
     shared: SharedState,
 }
 
-/// State shared by the connections.
+/// State that all connections of the backend share.
 struct SharedState {
     buffer: Vec<u8>,
     pattern: Pattern,
-    /// Received bytes of endless requests, on all connections.
+    /// Bytes received of requests without an end, on all connections together.
     endless: u64,
 }
 
 struct Connection {
     stream: TcpStream,
-    header: [u8; HEADER],
-    /// Received bytes of the request.
+    header: [u8; HEADER_BYTES],
+    /// Number of bytes of the current request that have been received.
     received: u64,
-    /// The answer that is being sent.
+    /// The answer that is being sent. `None` while the request is being received.
     answer: Option<Answer>,
 }
 
 struct Answer {
-    header: [u8; HEADER],
+    header: [u8; HEADER_BYTES],
     length: u64,
     sent: u64,
 }
 
 impl Backend {
     fn accept(&mut self, listener: &TcpListener) -> io::Result<()> {
-        for _ in 0..ACCEPTS {
+        for _ in 0..MAX_ACCEPTS {
             let stream = match listener.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
@@ -109,7 +112,7 @@ impl Backend {
             }
             self.connections[fd] = Some(Connection {
                 stream,
-                header: [0; HEADER],
+                header: [0; HEADER_BYTES],
                 received: 0,
                 answer: None,
             });
@@ -118,7 +121,7 @@ impl Backend {
     }
 
     fn serve(&mut self, fd: usize) {
-        // An event may still be pending for a connection that is closed already.
+        // The connection may have been closed after the kernel reported this event.
         let Some(connection) = &mut self.connections[fd] else {
             return;
         };
@@ -141,8 +144,8 @@ impl Backend {
             .map_err(Into::into)
         });
         if let Err(error) = waited {
-            // After any other error the client has closed the connection, for instance when it has
-            // seen enough of an endless answer.
+            // Any other error means that the client has closed the connection, for example when it
+            // has seen enough of an answer without an end.
             if error.kind() == ErrorKind::InvalidData {
                 eprintln!("bench backend: {error}");
             }
@@ -171,19 +174,19 @@ impl Connection {
         }
         let bytes = &shared.buffer[..count];
         let start = self.received as usize;
-        let of_header = HEADER.saturating_sub(start).min(count);
+        let of_header = HEADER_BYTES.saturating_sub(start).min(count);
         if of_header > 0 {
             self.header[start..start + of_header].copy_from_slice(&bytes[..of_header]);
         }
         shared
             .pattern
-            .check(&bytes[of_header..], self.received + of_header as u64)?;
+            .check_bytes(&bytes[of_header..], self.received + of_header as u64)?;
         self.received += count as u64;
-        if self.received < HEADER as u64 {
+        if self.received < HEADER_BYTES as u64 {
             return Ok(());
         }
         let header = Header::decode(&self.header)?;
-        if header.request == ENDLESS {
+        if header.request == ENDLESS_LENGTH {
             shared.endless += count as u64;
         }
         if self.received < header.request {
@@ -209,21 +212,22 @@ impl Connection {
         self.write(&shared.pattern)
     }
 
-    /// Writes only once: an endless answer must not starve the connections of other clients.
+    /// Writes a part of the answer with one call: otherwise an answer without an end would keep
+    /// other clients waiting.
     fn write(&mut self, pattern: &Pattern) -> io::Result<()> {
         let Some(answer) = &mut self.answer else {
             return Ok(());
         };
         let left = answer.length - answer.sent;
-        let written = if answer.sent < HEADER as u64 {
+        let written = if answer.sent < HEADER_BYTES as u64 {
             let mut first = [0; 4096];
             let length = left.min(first.len() as u64) as usize;
-            first[..length].copy_from_slice(&pattern.from(answer.sent, left)[..length]);
+            first[..length].copy_from_slice(&pattern.bytes_from(answer.sent, left)[..length]);
             let of_header = &answer.header[answer.sent as usize..];
             first[..of_header.len()].copy_from_slice(of_header);
             self.stream.write(&first[..length])?
         } else {
-            self.stream.write(pattern.from(answer.sent, left))?
+            self.stream.write(pattern.bytes_from(answer.sent, left))?
         };
         answer.sent += written as u64;
         if answer.sent == answer.length {

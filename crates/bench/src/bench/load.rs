@@ -1,10 +1,10 @@
-//! The client: closed-loop load from one thread.
+//! The client, which makes closed-loop load from one thread.
 //!
 //! Each connection has one outstanding request, and the next is sent when the answer is complete.
 //! Counting starts after a warm-up and ends while the load goes on. The first error ends a
 //! measurement, because a figure with losses cannot be compared.
 
-use super::wire::{CHUNK, ENDLESS, HEADER, Header, Pattern, garbled_error};
+use super::wire::{ENDLESS_LENGTH, HEADER_BYTES, Header, MAX_CHUNK, Pattern, garbled_error};
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -14,55 +14,57 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-/// Bytes of a request on a kept connection, and of its answer: a small GET over HTTP/2 and TLS.
-pub(super) const PING: usize = 256;
+/// Length in bytes of a request on a kept connection, and of its answer: as much as a small GET
+/// over HTTP/2 and TLS.
+pub(super) const PING_BYTES: usize = 256;
 
-/// Bytes of the single request of a short connection, and of its answer.
-const SHORT: usize = 64;
+/// Length in bytes of the request on a short connection, and of its answer. The connection has no
+/// further request.
+const SHORT_BYTES: usize = 64;
 
-/// Number of source addresses, with 28,000 ports each, so that connections in TIME_WAIT cannot use
-/// up the ports.
-const SOURCES: u8 = 64;
+/// Number of source addresses of clients. Each has 28,000 ports, so connections in TIME_WAIT cannot
+/// use up all ports.
+const SOURCE_COUNT: u8 = 64;
 
 /// The last byte of the first source address.
 const FIRST_SOURCE: u8 = 101;
 
-/// The network of the clients.
-const CLIENTS: [u8; 3] = [127, 0, 1];
+/// The first three bytes of every source address.
+const CLIENT_NETWORK: [u8; 3] = [127, 0, 1];
 
-/// Number of concurrent round trips while no speed is measured.
-const GENTLE: usize = 64;
+/// Number of requests that may be outstanding at a time while no speed is measured.
+const MAX_ROUND_TRIPS: usize = 64;
 
-/// Milliseconds without any event after which a measurement has failed.
-const SILENCE: u16 = 5_000;
+/// Time without any event, in milliseconds, after which a measurement has failed.
+const SILENCE_MS: u16 = 5_000;
 
-/// Longest wait for a connect outside of a measurement.
+/// Time limit of a connect that belongs to no measurement.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The durations of a measurement's warm-up and of its window, in which answers are counted.
+/// Durations of a measurement: the warm-up, and then the window, in which answers count.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pace {
     pub(super) warm_up: Duration,
     pub(super) window: Duration,
 }
 
-/// CPU seconds of the peer so far. `None` without a relay.
+/// Returns the CPU seconds that the relay has used so far. `None` if there is no relay.
 pub(super) type CpuSeconds<'a> = &'a dyn Fn() -> Result<Option<f64>>;
 
-/// The duration of a measurement.
+/// The real length of a measurement's window.
 #[derive(Debug)]
 pub(super) struct Span {
     pub(super) seconds: f64,
-    /// CPU seconds of the peer.
+    /// CPU seconds that the relay used in the window. `None` if there is no relay.
     pub(super) cpu: Option<f64>,
 }
 
-/// The result of a measurement: answers on kept connections, or short connections with an answer
-/// each.
+/// The result of a measurement. Each answer came on a kept connection, or on a short connection of
+/// its own.
 #[derive(Debug)]
 pub(super) struct Answers {
     pub(super) span: Span,
-    /// The time of each answer in nanoseconds, sorted.
+    /// The time that each answer took, in nanoseconds, sorted.
     pub(super) latencies: Vec<u32>,
 }
 
@@ -75,7 +77,8 @@ pub(super) enum Direction {
     Down,
 }
 
-/// The window of a measurement: its begin and end, with the peer's CPU time.
+/// Finds out when a measurement's window opens and closes, and what CPU time the relay used in
+/// between.
 struct Window<'a> {
     pace: Pace,
     cpu: CpuSeconds<'a>,
@@ -93,13 +96,13 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// True while answers are counted.
+    /// True if the warm-up is over, so that answers count.
     fn is_open(&self) -> bool {
         self.began.is_some()
     }
 
-    /// To be called after each event. Returns true when the window has just opened.
-    fn opens(&mut self, now: Instant) -> Result<bool> {
+    /// Must be called after each event. Returns true if the window has opened at this call.
+    fn try_open_window(&mut self, now: Instant) -> Result<bool> {
         let opens = self.began.is_none() && now >= self.start + self.pace.warm_up;
         if opens {
             self.began = Some((Instant::now(), (self.cpu)()?));
@@ -112,7 +115,7 @@ impl<'a> Window<'a> {
             .is_some_and(|(began, _)| now >= began + self.pace.window)
     }
 
-    fn close(&self) -> Result<Span> {
+    fn measure_span(&self) -> Result<Span> {
         let (began, before) = self.began.context("the window never opened")?;
         let after = (self.cpu)()?;
         let cpu = after.zip(before).map(|(after, before)| after - before);
@@ -142,8 +145,8 @@ impl Connection {
         }
     }
 
-    /// Sends a request of `length` bytes for an answer of `answer` bytes.
-    fn ask(
+    /// Sends a request of `length` bytes, which asks for an answer of `answer` bytes.
+    fn send_request(
         &mut self,
         pattern: &Pattern,
         length: usize,
@@ -157,39 +160,39 @@ impl Connection {
             request: length as u64,
             answer,
         };
-        let mut small = [0; PING];
-        small[..length].copy_from_slice(pattern.from(0, length as u64));
-        small[..HEADER].copy_from_slice(&header.encode());
-        // A request fits easily into the empty socket buffer.
+        let mut small = [0; PING_BYTES];
+        small[..length].copy_from_slice(pattern.bytes_from(0, length as u64));
+        small[..HEADER_BYTES].copy_from_slice(&header.encode());
+        // A request is small and the socket's buffer is empty, so one write takes all of it.
         if self.stream.write(&small[..length])? != length {
             return Err(io::Error::new(
                 ErrorKind::WriteZero,
-                "the kernel took a part of a request",
+                "the kernel accepted only a part of a request",
             ));
         }
         (self.number, self.sent, self.received, self.expected) = (number, now, 0, answer);
         Ok(())
     }
 
-    /// Reads once, and returns the number of bytes.
-    fn receive(&mut self, pattern: &Pattern, buffer: &mut [u8]) -> io::Result<usize> {
+    /// Reads with one call, checks the bytes, and returns their number.
+    fn receive_answer(&mut self, pattern: &Pattern, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.stream.read(buffer)?;
         if count == 0 {
             return Err(io::Error::new(
                 ErrorKind::UnexpectedEof,
-                "closed before the answer was complete",
+                "the connection was closed before the answer was complete",
             ));
         }
         let mut bytes = &buffer[..count];
         if self.received == 0 {
-            let header: &[u8; HEADER] = bytes.first_chunk().ok_or_else(garbled_error)?;
+            let header: &[u8; HEADER_BYTES] = bytes.first_chunk().ok_or_else(garbled_error)?;
             let header = Header::decode(header)?;
             if header.number != self.number || header.answer != self.expected {
                 return Err(garbled_error());
             }
-            bytes = &bytes[HEADER..];
+            bytes = &bytes[HEADER_BYTES..];
         }
-        pattern.check(bytes, self.received + (count - bytes.len()) as u64)?;
+        pattern.check_bytes(bytes, self.received + (count - bytes.len()) as u64)?;
         self.received += count as u64;
         if self.received > self.expected {
             Err(garbled_error())
@@ -203,7 +206,7 @@ impl Connection {
     }
 }
 
-/// The event loop of all loads.
+/// The epoll instance and the buffers that every kind of load uses.
 struct Reactor {
     epoll: Epoll,
     events: Vec<EpollEvent>,
@@ -216,24 +219,24 @@ impl Reactor {
         Ok(Self {
             epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
             events: vec![EpollEvent::empty(); 1024],
-            buffer: vec![0; CHUNK],
+            buffer: vec![0; MAX_CHUNK],
             pattern: Pattern::new(),
         })
     }
 
-    /// Waits for events, and returns their number.
+    /// Waits for events of epoll, and returns their number.
     fn wait(&mut self) -> Result<usize> {
         loop {
-            match self.epoll.wait(&mut self.events, SILENCE) {
+            match self.epoll.wait(&mut self.events, SILENCE_MS) {
                 Err(nix::Error::EINTR) => {}
-                Ok(0) => bail!("nothing happened for {SILENCE} ms"),
+                Ok(0) => bail!("nothing happened for {SILENCE_MS} ms"),
                 result => return Ok(result?),
             }
         }
     }
 }
 
-/// Kept connections, each after at least one round trip.
+/// Connections that stay open. Each has made at least one round trip.
 pub(super) struct Pool {
     target: SocketAddr,
     connections: Vec<Connection>,
@@ -247,15 +250,16 @@ impl Pool {
             connections: Vec::new(),
             reactor: Reactor::new()?,
         };
-        pool.grow(count)?;
+        pool.open_up_to(count)?;
         Ok(pool)
     }
 
-    /// Opens connections until there are `count`.
-    pub(super) fn grow(&mut self, count: usize) -> Result<()> {
+    /// Opens further connections until the pool has `count` of them. Makes a round trip on each new
+    /// one.
+    pub(super) fn open_up_to(&mut self, count: usize) -> Result<()> {
         while self.connections.len() < count {
             let from = self.connections.len();
-            for at in from..count.min(from + GENTLE) {
+            for at in from..count.min(from + MAX_ROUND_TRIPS) {
                 let socket = open_socket(at).context("socket")?;
                 socket
                     .connect_timeout(&self.target.into(), CONNECT_TIMEOUT)
@@ -267,21 +271,27 @@ impl Pool {
                     .add(&stream, EpollEvent::new(EpollFlags::EPOLLIN, at as u64))?;
                 self.connections.push(Connection::new(stream));
             }
-            self.round_trips(from..self.connections.len(), PING as u64)?;
+            self.make_round_trips(from..self.connections.len(), PING_BYTES as u64)?;
         }
         Ok(())
     }
 
-    /// Requests an answer of `length` bytes on each connection.
+    /// Sends a request for an answer of `length` bytes on each connection, and waits for all
+    /// answers.
     pub(super) fn request_answers(&mut self, length: u64) -> Result<()> {
-        self.round_trips(0..self.connections.len(), length)
+        self.make_round_trips(0..self.connections.len(), length)
     }
 
-    fn round_trips(&mut self, mut ahead: Range<usize>, answer: u64) -> Result<()> {
+    fn make_round_trips(&mut self, mut ahead: Range<usize>, answer: u64) -> Result<()> {
         let mut outstanding = 0;
         loop {
-            for at in ahead.by_ref().take(GENTLE - outstanding) {
-                self.connections[at].ask(&self.reactor.pattern, PING, answer, Instant::now())?;
+            for at in ahead.by_ref().take(MAX_ROUND_TRIPS - outstanding) {
+                self.connections[at].send_request(
+                    &self.reactor.pattern,
+                    PING_BYTES,
+                    answer,
+                    Instant::now(),
+                )?;
                 outstanding += 1;
             }
             if outstanding == 0 {
@@ -289,17 +299,22 @@ impl Pool {
             }
             for event in 0..self.reactor.wait()? {
                 let connection = &mut self.connections[self.reactor.events[event].data() as usize];
-                connection.receive(&self.reactor.pattern, &mut self.reactor.buffer)?;
+                connection.receive_answer(&self.reactor.pattern, &mut self.reactor.buffer)?;
                 outstanding -= usize::from(connection.is_answered());
             }
         }
     }
 
-    /// Sends requests on all connections at once.
-    pub(super) fn ping(&mut self, pace: Pace, cpu: CpuSeconds<'_>) -> Result<Answers> {
+    /// Keeps one request outstanding on each connection, and measures the answers.
+    pub(super) fn measure_ping(&mut self, pace: Pace, cpu: CpuSeconds<'_>) -> Result<Answers> {
         let mut latencies = Vec::with_capacity(1 << 20);
         for connection in &mut self.connections {
-            connection.ask(&self.reactor.pattern, PING, PING as u64, Instant::now())?;
+            connection.send_request(
+                &self.reactor.pattern,
+                PING_BYTES,
+                PING_BYTES as u64,
+                Instant::now(),
+            )?;
         }
         let mut outstanding = self.connections.len();
         let mut window = Window::new(pace, cpu);
@@ -307,7 +322,7 @@ impl Pool {
         while outstanding > 0 {
             for event in 0..self.reactor.wait()? {
                 let connection = &mut self.connections[self.reactor.events[event].data() as usize];
-                connection.receive(&self.reactor.pattern, &mut self.reactor.buffer)?;
+                connection.receive_answer(&self.reactor.pattern, &mut self.reactor.buffer)?;
                 if !connection.is_answered() {
                     continue;
                 }
@@ -319,12 +334,17 @@ impl Pool {
                 if window.is_open() {
                     latencies.push((now - connection.sent).as_nanos() as u32);
                 }
-                connection.ask(&self.reactor.pattern, PING, PING as u64, now)?;
+                connection.send_request(
+                    &self.reactor.pattern,
+                    PING_BYTES,
+                    PING_BYTES as u64,
+                    now,
+                )?;
             }
             let now = Instant::now();
-            window.opens(now)?;
+            window.try_open_window(now)?;
             if span.is_none() && window.is_over(now) {
-                span = Some(window.close()?);
+                span = Some(window.measure_span()?);
             }
         }
         latencies.sort_unstable();
@@ -334,8 +354,8 @@ impl Pool {
         })
     }
 
-    /// Requests a large answer on each connection, and reads `a_tick` bytes a tick. The connections
-    /// cannot be used afterwards.
+    /// Requests a large answer on each connection, and reads it slowly: `a_tick` bytes in each
+    /// tick. The connections cannot be used afterwards.
     pub(super) fn read_slowly(
         &mut self,
         answer: u64,
@@ -344,14 +364,15 @@ impl Pool {
         until: Duration,
     ) -> Result<()> {
         for connection in &mut self.connections {
-            connection.ask(&self.reactor.pattern, PING, answer, Instant::now())?;
+            connection.send_request(&self.reactor.pattern, PING_BYTES, answer, Instant::now())?;
         }
         let (start, mut next) = (Instant::now(), Instant::now() + tick);
         while start.elapsed() < until {
             std::thread::sleep(next.saturating_duration_since(Instant::now()));
             next += tick;
             for connection in &mut self.connections {
-                match connection.receive(&self.reactor.pattern, &mut self.reactor.buffer[..a_tick])
+                match connection
+                    .receive_answer(&self.reactor.pattern, &mut self.reactor.buffer[..a_tick])
                 {
                     Err(error) if error.kind() != ErrorKind::WouldBlock => return Err(error.into()),
                     _ => {}
@@ -361,9 +382,9 @@ impl Pool {
         Ok(())
     }
 
-    /// Sends bulk data in one direction on all connections at once, and returns the bytes that
-    /// arrived. The connections cannot be used afterwards.
-    pub(super) fn bulk(
+    /// Transfers bulk data in one direction on all connections at once. Returns the number of bytes
+    /// that arrived. The connections cannot be used afterwards.
+    pub(super) fn measure_bulk(
         mut self,
         way: Direction,
         backend: SocketAddr,
@@ -371,22 +392,27 @@ impl Pool {
         cpu: CpuSeconds<'_>,
     ) -> Result<(u64, Span)> {
         let mut counter = Counter::new(backend)?;
-        let mut offsets = vec![PING as u64; self.connections.len()];
+        let mut offsets = vec![PING_BYTES as u64; self.connections.len()];
         for (at, connection) in self.connections.iter_mut().enumerate() {
             if way == Direction::Down {
-                connection.ask(&self.reactor.pattern, PING, ENDLESS, Instant::now())?;
+                connection.send_request(
+                    &self.reactor.pattern,
+                    PING_BYTES,
+                    ENDLESS_LENGTH,
+                    Instant::now(),
+                )?;
                 continue;
             }
             let header = Header {
                 count: false,
                 number: 0,
-                request: ENDLESS,
-                answer: ENDLESS,
+                request: ENDLESS_LENGTH,
+                answer: ENDLESS_LENGTH,
             };
-            let message = self.reactor.pattern.message(&header, PING);
+            let message = self.reactor.pattern.encode_message(&header, PING_BYTES);
             ensure!(
-                connection.stream.write(&message)? == PING,
-                "the kernel took a part of a request"
+                connection.stream.write(&message)? == PING_BYTES,
+                "the kernel accepted only a part of a request"
             );
             let mut event = EpollEvent::new(EpollFlags::EPOLLOUT, at as u64);
             self.reactor.epoll.modify(&connection.stream, &mut event)?;
@@ -398,13 +424,14 @@ impl Pool {
                 let at = self.reactor.events[event].data() as usize;
                 let connection = &mut self.connections[at];
                 if way == Direction::Down {
-                    received +=
-                        connection.receive(&self.reactor.pattern, &mut self.reactor.buffer)? as u64;
+                    received += connection
+                        .receive_answer(&self.reactor.pattern, &mut self.reactor.buffer)?
+                        as u64;
                     continue;
                 }
                 match connection
                     .stream
-                    .write(self.reactor.pattern.from(offsets[at], ENDLESS))
+                    .write(self.reactor.pattern.bytes_from(offsets[at], ENDLESS_LENGTH))
                 {
                     Ok(count) => offsets[at] += count as u64,
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {}
@@ -412,41 +439,42 @@ impl Pool {
                 }
             }
             let now = Instant::now();
-            if !window.is_over(now) && !window.opens(now)? {
+            if !window.is_over(now) && !window.try_open_window(now)? {
                 continue;
             }
-            // Only bytes that have arrived are counted. In the upward direction the measured time
-            // includes asking the backend for the count.
+            // Count only bytes that have arrived. If clients send, the backend has to be asked for
+            // the count, and the measured time includes the request.
             let so_far = if way == Direction::Down {
                 received
             } else {
-                counter.count()?
+                counter.fetch_byte_count()?
             };
             if window.is_over(now) {
-                return Ok((so_far - before, window.close()?));
+                return Ok((so_far - before, window.measure_span()?));
             }
             before = so_far;
         }
     }
 }
 
-/// A direct connection for asking the backend how many bytes of endless requests have arrived.
+/// A connection to the backend, past the relay, that asks how many bytes of requests without an end
+/// have arrived.
 struct Counter(TcpStream);
 
 impl Counter {
     fn new(backend: SocketAddr) -> Result<Self> {
         let stream = TcpStream::connect(backend)?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(Duration::from_millis(SILENCE.into())))?;
+        stream.set_read_timeout(Some(Duration::from_millis(SILENCE_MS.into())))?;
         Ok(Self(stream))
     }
 
-    fn count(&mut self) -> Result<u64> {
+    fn fetch_byte_count(&mut self) -> Result<u64> {
         let mut bytes = Header {
             count: true,
             number: 0,
-            request: HEADER as u64,
-            answer: HEADER as u64,
+            request: HEADER_BYTES as u64,
+            answer: HEADER_BYTES as u64,
         }
         .encode();
         self.0.write_all(&bytes)?;
@@ -455,10 +483,10 @@ impl Counter {
     }
 }
 
-/// Short connections: connect, request, answer. With a pace, each client closes its
-/// connection and connects again until the window ends. Without a pace, all clients connect at once
-/// and stay, and the span ends with the last answer.
-pub(super) fn short_connections(
+/// Makes short connections: connect, send a request, read the answer. With a pace, each client
+/// closes its connection and connects again until the window ends. Without a pace, all clients
+/// connect at once and stay connected, and the measurement ends with the last answer.
+pub(super) fn measure_short_connections(
     target: SocketAddr,
     clients: usize,
     pace: Option<Pace>,
@@ -475,46 +503,50 @@ pub(super) fn short_connections(
         cpu,
     );
     if pace.is_none() {
-        window.opens(Instant::now())?;
+        window.try_open_window(Instant::now())?;
     }
     let mut connections = Vec::with_capacity(clients);
     for at in 0..clients {
-        connections.push(start_short(target, at, &mut turn, &reactor)?);
+        connections.push(start_short_connection(target, at, &mut turn, &reactor)?);
     }
     loop {
         for event in 0..reactor.wait()? {
             let at = reactor.events[event].data() as usize;
             let connection = &mut connections[at];
-            if !is_answered(connection, at, &mut reactor)? {
+            if !handle_short_connection(connection, at, &mut reactor)? {
                 continue;
             }
             if window.is_open() {
                 latencies.push(connection.sent.elapsed().as_nanos() as u32);
             }
             if pace.is_some() {
-                *connection = start_short(target, at, &mut turn, &reactor)?;
+                *connection = start_short_connection(target, at, &mut turn, &reactor)?;
             }
         }
         let now = Instant::now();
-        window.opens(now)?;
+        window.try_open_window(now)?;
         if window.is_over(now) && (pace.is_some() || latencies.len() == clients) {
             latencies.sort_unstable();
             return Ok(Answers {
-                span: window.close()?,
+                span: window.measure_span()?,
                 latencies,
             });
         }
     }
 }
 
-/// Handles an event on a short connection: sends the request after the TCP handshake, and later
-/// reads. Returns true when the answer is complete.
-fn is_answered(connection: &mut Connection, at: usize, reactor: &mut Reactor) -> Result<bool> {
+/// Handles an event on a short connection: after the TCP handshake sends the request, and later
+/// reads the answer. Returns true when the answer is complete.
+fn handle_short_connection(
+    connection: &mut Connection,
+    at: usize,
+    reactor: &mut Reactor,
+) -> Result<bool> {
     if connection.expected == 0 {
-        // The TCP handshake is complete or has failed. After a failure the write fails too.
+        // The TCP handshake has succeeded or failed. If it failed, sending the request fails too.
         let began = connection.sent;
         connection
-            .ask(&reactor.pattern, SHORT, SHORT as u64, began)
+            .send_request(&reactor.pattern, SHORT_BYTES, SHORT_BYTES as u64, began)
             .context("connect")?;
         reactor.epoll.modify(
             &connection.stream,
@@ -522,12 +554,12 @@ fn is_answered(connection: &mut Connection, at: usize, reactor: &mut Reactor) ->
         )?;
         return Ok(false);
     }
-    connection.receive(&reactor.pattern, &mut reactor.buffer)?;
+    connection.receive_answer(&reactor.pattern, &mut reactor.buffer)?;
     Ok(connection.is_answered())
 }
 
-/// Starts a short connection and its time.
-fn start_short(
+/// Starts a short connection, and the clock for its answer.
+fn start_short_connection(
     target: SocketAddr,
     at: usize,
     turn: &mut usize,
@@ -539,7 +571,7 @@ fn start_short(
     socket.set_nonblocking(true)?;
     match socket.connect(&target.into()) {
         Err(error) if error.raw_os_error() == Some(libc::EADDRNOTAVAIL) => {
-            bail!("this machine ran out of ports: the figure would not be the peer's")
+            bail!("this machine ran out of ports: the figure would not measure the peer")
         }
         Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => {
             return Err(error).context("connect");
@@ -547,35 +579,41 @@ fn start_short(
         _ => {}
     }
     let mut connection = Connection::new(socket.into());
-    // On loopback the TCP handshake is complete by now, unless the accept queue is full.
-    let flags = match connection.ask(&reactor.pattern, SHORT, SHORT as u64, began) {
-        Ok(()) => EpollFlags::EPOLLIN,
-        Err(error) if error.kind() == ErrorKind::WouldBlock => {
-            connection.sent = began;
-            EpollFlags::EPOLLOUT
-        }
-        Err(error) => return Err(error).context("connect"),
-    };
+    // On loopback the TCP handshake is complete by now, unless the listener's accept queue is full.
+    let flags =
+        match connection.send_request(&reactor.pattern, SHORT_BYTES, SHORT_BYTES as u64, began) {
+            Ok(()) => EpollFlags::EPOLLIN,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                connection.sent = began;
+                EpollFlags::EPOLLOUT
+            }
+            Err(error) => return Err(error).context("connect"),
+        };
     reactor
         .epoll
         .add(&connection.stream, EpollEvent::new(flags, at as u64))?;
     Ok(connection)
 }
 
-/// A socket that will connect from one of the clients' addresses.
+/// Makes a socket that is bound to one of the clients' source addresses.
 fn open_socket(turn: usize) -> io::Result<Socket> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
     socket.set_tcp_nodelay(true)?;
-    // Otherwise bind would reserve the port for all destinations, and ports would run out.
+    // Without this option, bind reserves the port for every destination, and ports run out.
     berth_os::socket::set_bind_address_no_port(socket.as_fd())?;
-    let [a, b, c] = CLIENTS;
-    let source = Ipv4Addr::new(a, b, c, FIRST_SOURCE + (turn % usize::from(SOURCES)) as u8);
+    let [a, b, c] = CLIENT_NETWORK;
+    let source = Ipv4Addr::new(
+        a,
+        b,
+        c,
+        FIRST_SOURCE + (turn % usize::from(SOURCE_COUNT)) as u8,
+    );
     socket.bind(&SocketAddrV4::new(source, 0).into())?;
     Ok(socket)
 }
 
-/// Makes one round trip on a connection of its own.
-pub(super) fn round_trip(target: SocketAddr) -> io::Result<()> {
+/// Makes one round trip on a new connection.
+pub(super) fn make_round_trip(target: SocketAddr) -> io::Result<()> {
     let socket = open_socket(0)?;
     socket.connect(&target.into())?;
     let mut connection = Connection::new(socket.into());
@@ -583,9 +621,9 @@ pub(super) fn round_trip(target: SocketAddr) -> io::Result<()> {
         .stream
         .set_read_timeout(Some(Duration::from_secs(1)))?;
     let pattern = Pattern::new();
-    connection.ask(&pattern, PING, PING as u64, Instant::now())?;
+    connection.send_request(&pattern, PING_BYTES, PING_BYTES as u64, Instant::now())?;
     while !connection.is_answered() {
-        connection.receive(&pattern, &mut [0; PING])?;
+        connection.receive_answer(&pattern, &mut [0; PING_BYTES])?;
     }
     Ok(())
 }

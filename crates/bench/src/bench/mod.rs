@@ -1,9 +1,10 @@
 //! Measures berth against other TCP relays and against no relay, on loopback: the tool of
 //! `scripts/bench.sh`.
 //!
-//! Peers take turns: in each round every peer does the same work, in an order that moves on by one,
-//! so that load from elsewhere on the machine affects all peers. Client, relay and backend share
-//! the machine's cores. This process is the client, and the backend is a process of its own.
+//! The relays, and the case without a relay, are named peers. Peers take turns: in each round every
+//! peer does the same work, in an order that moves on by one, so that load from elsewhere on the
+//! machine affects all peers. Client, relay and backend share the machine's cores. This process is
+//! the client, and the backend is a process of its own.
 //!
 //! | module | contents |
 //! | --- | --- |
@@ -44,14 +45,14 @@ use std::process::{Command, ExitCode};
 use std::time::Instant;
 use work::Bench;
 
-/// The backend's address, apart from peers and clients.
-const BACKEND: &str = "127.0.2.1";
+/// The address of the backend. Relays and clients have other addresses.
+const BACKEND_ADDRESS: &str = "127.0.2.1";
 
-/// Exit status after a signal.
-const SIGNALLED: i32 = 130;
+/// Exit status if a signal ended the run.
+const EX_SIGNALLED: i32 = 130;
 
 pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode> {
-    let (peers, missing) = match options.peers(peer::find_obstacle) {
+    let (peers, missing) = match options.find_peers(peer::find_passing_obstacle) {
         Ok(found) => found,
         Err(mistakes) => {
             for mistake in mistakes {
@@ -69,10 +70,10 @@ pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode> {
     let mut backend = match &options.server {
         Some(server) => {
             let mut command = Command::new(server);
-            command.arg(format!("--bind-address={BACKEND}"));
+            command.arg(format!("--bind-address={BACKEND_ADDRESS}"));
             ChildProcess::start(command, log)?
         }
-        None => ChildProcess::start_server(&["backend", &format!("{BACKEND}:0")], log)?,
+        None => ChildProcess::start_server(&["backend", &format!("{BACKEND_ADDRESS}:0")], log)?,
     };
     let address = backend.address()?;
     clean_up_on_signal(directory.path().to_owned())?;
@@ -95,7 +96,7 @@ pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode> {
     measure_rounds(&mut results, options, &bench);
 
     let server = backend
-        .log()
+        .read_log()
         .lines()
         .next()
         .filter(|_| options.server.is_some())
@@ -119,11 +120,11 @@ pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode> {
 fn measure_rounds(results: &mut Results, options: &BenchOptions, bench: &Bench<'_>) {
     let start = Instant::now();
     for round in 0..options.rounds() {
-        for work in options.work() {
+        for work in options.selected_work() {
             for turn in 0..results.peers.len() {
                 let at = (turn + round) % results.peers.len();
                 let peer = &results.peers[at];
-                if !work.is_for(peer) {
+                if !work.is_measured_for(peer) {
                     continue;
                 }
                 for (case, outcome) in bench.run(work, peer) {
@@ -145,7 +146,8 @@ fn measure_rounds(results: &mut Results, options: &BenchOptions, bench: &Bench<'
     }
 }
 
-/// Ends the run on SIGINT, SIGTERM or SIGHUP. The children get SIGTERM when this process is gone.
+/// Removes the directory and ends the run on SIGINT, SIGTERM or SIGHUP. The kernel sends SIGTERM to
+/// the children when this process has ended.
 fn clean_up_on_signal(directory: PathBuf) -> Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -166,7 +168,7 @@ fn clean_up_on_signal(directory: PathBuf) -> Result<()> {
         });
         let _ = std::fs::remove_dir_all(&directory);
         eprintln!("bench: ended by a signal");
-        std::process::exit(SIGNALLED);
+        std::process::exit(EX_SIGNALLED);
     });
     Ok(())
 }

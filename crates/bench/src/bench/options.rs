@@ -1,4 +1,4 @@
-//! The command line, and the search for peers.
+//! The command line of the benchmark, and the search for relays (peers) on this machine.
 
 use super::peer::{Peer, PeerKind};
 use super::work::Work;
@@ -9,8 +9,8 @@ use std::time::Duration;
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchOptions {
-    /// The peers that take part [default: `none` (no relay), each --berth, inject, and the
-    /// installed ones of haproxy, haproxy-splice, nginx and envoy]
+    /// The peers that take part [default: `none` (no relay), each --berth, inject, and
+    /// whichever of haproxy, haproxy-splice, nginx and envoy is installed]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     peers: Vec<String>,
     /// The work of each peer [default: ping, connect, bulk, idle, burst, growth]
@@ -25,13 +25,14 @@ pub(crate) struct BenchOptions {
     /// Path of a berth binary to measure; several binaries are compared under their names
     #[arg(long, value_name = "[NAME=]PATH", required = true)]
     berth: Vec<String>,
-    /// The server behind all peers, in Go [default: one of this program's own, without inject]
+    /// Path of the server behind all peers, a program in Go [default: this program's own server,
+    /// which cannot serve inject]
     #[arg(long, value_name = "PATH")]
     pub(super) server: Option<PathBuf>,
-    /// An envoy [default: the one on PATH]
+    /// Path of an envoy binary [default: envoy on PATH]
     #[arg(long, value_name = "PATH")]
     envoy: Option<PathBuf>,
-    /// Measure less, and exit with 1 if berth is far off the others
+    /// Measure less, and exit with 1 if berth is far worse than the other peers
     #[arg(long)]
     pub(super) short: bool,
     /// The command that the report names
@@ -39,12 +40,12 @@ pub(crate) struct BenchOptions {
     pub(super) command: String,
 }
 
-/// The first berth, with `--pass inject`.
+/// Name of the peer that is the first given berth, run with `--pass inject`.
 const INJECT: &str = "inject";
 
 const NOT_FOUND: &str = "not found";
 
-/// The peers that take part, and the peers that are left out, with the reason.
+/// The peers to measure, and the peers that are left out, each with the reason.
 type Found = (Vec<Peer>, Vec<(&'static str, String)>);
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {
@@ -66,7 +67,7 @@ impl BenchOptions {
             .unwrap_or(Duration::from_millis(if self.short { 400 } else { 2_000 }))
     }
 
-    pub(super) fn work(&self) -> Vec<Work> {
+    pub(super) fn selected_work(&self) -> Vec<Work> {
         match (self.work.is_empty(), self.short) {
             (false, _) => self.work.clone(),
             (true, false) => vec![
@@ -81,9 +82,9 @@ impl BenchOptions {
         }
     }
 
-    /// Finds the peers, or returns all mistakes. `obstacle` returns why a berth cannot pass sockets
-    /// on this machine.
-    pub(super) fn peers(
+    /// Finds the peers to measure, or returns every mistake in the options. `obstacle` returns the
+    /// reason why a berth binary cannot pass sockets on this machine, if there is one.
+    pub(super) fn find_peers(
         &self,
         obstacle: impl Fn(&Path) -> Option<String>,
     ) -> Result<Found, Vec<String>> {
@@ -114,7 +115,7 @@ impl BenchOptions {
         let server = self
             .server
             .as_deref()
-            .ok_or("it needs a server in Go")
+            .ok_or("--pass inject needs a server in Go")
             .map(make_absolute);
         let served = server
             .map_err(str::to_owned)
@@ -134,11 +135,11 @@ impl BenchOptions {
         for (name, kind) in [
             ("haproxy", PeerKind::Haproxy { splice: false }),
             ("haproxy-splice", PeerKind::Haproxy { splice: true }),
-            ("nginx", PeerKind::Nginx(nginx_stream())),
+            ("nginx", PeerKind::Nginx(find_nginx_stream_module())),
             ("envoy", PeerKind::Envoy),
         ] {
             let given = self.envoy.clone().filter(|_| name == "envoy");
-            let found = given.or_else(|| on_path(name.trim_end_matches("-splice")));
+            let found = given.or_else(|| find_program(name.trim_end_matches("-splice")));
             match found.filter(|path| path.is_file()) {
                 Some(program) => peers.push(Peer {
                     name: name.to_owned(),
@@ -161,7 +162,7 @@ impl BenchOptions {
         let mut seen = HashSet::new();
         if let Some(twice) = peers.iter().find(|peer| !seen.insert(&peer.name)) {
             mistakes.push(format!(
-                "two peers are called {}: give --berth a NAME= that no other has",
+                "two peers are called {}: give --berth a NAME= that no other peer has",
                 twice.name
             ));
         }
@@ -185,9 +186,9 @@ fn make_absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// Finds a program on PATH, and in the directories for daemons, which often are only in root's
-/// PATH.
-fn on_path(name: &str) -> Option<PathBuf> {
+/// Finds a program in the directories of PATH and in those for daemons, which often only root has
+/// in PATH.
+fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let directories =
         std::env::split_paths(&path).chain(["/usr/local/sbin".into(), "/usr/sbin".into()]);
@@ -196,8 +197,8 @@ fn on_path(name: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// The stream module of nginx, in the places that distributions use if the module is not built in.
-fn nginx_stream() -> Option<PathBuf> {
+/// Finds nginx's stream module in the directories of distributions that do not build it in.
+fn find_nginx_stream_module() -> Option<PathBuf> {
     let places = [
         "/usr/lib/nginx/modules/ngx_stream_module.so",
         "/usr/lib64/nginx/modules/ngx_stream_module.so",
@@ -219,13 +220,13 @@ mod tests {
         options: BenchOptions,
     }
 
-    fn peers(args: &str) -> Result<Vec<String>, Vec<String>> {
+    fn list_peers(args: &str) -> Result<Vec<String>, Vec<String>> {
         let cli =
             Cli::try_parse_from(std::iter::once("bench").chain(args.split_ascii_whitespace()))
                 .map_err(|error| vec![error.to_string()])?;
         Ok(cli
             .options
-            .peers(|_| None)?
+            .find_peers(|_| None)?
             .0
             .into_iter()
             .map(|peer| peer.name)
@@ -236,10 +237,10 @@ mod tests {
     fn builds_are_peers_by_their_names() {
         let asked = "--berth old=/bin/true --berth new=/bin/true --peers new,none,old";
         assert_eq!(
-            peers(asked),
+            list_peers(asked),
             Ok(vec!["none".to_owned(), "old".to_owned(), "new".to_owned()])
         );
-        let short = peers("--berth /bin/true --envoy /bin/true --short").unwrap();
+        let short = list_peers("--berth /bin/true --envoy /bin/true --short").unwrap();
         assert!(
             short.starts_with(&["none", "berth"].map(str::to_owned))
                 && !short.contains(&"envoy".to_owned())
@@ -254,7 +255,7 @@ mod tests {
             cli("bench --berth /bin/true --server /bin/true"),
         );
         let why = |options: &BenchOptions, obstacle: Option<&str>| {
-            let (peers, missing) = options.peers(|_| obstacle.map(str::to_owned)).unwrap();
+            let (peers, missing) = options.find_peers(|_| obstacle.map(str::to_owned)).unwrap();
             let why = missing
                 .into_iter()
                 .find(|(name, _)| *name == INJECT)
@@ -269,13 +270,14 @@ mod tests {
         );
         assert_eq!(
             why(&without, None).as_deref(),
-            Some("it needs a server in Go")
+            Some("--pass inject needs a server in Go")
         );
     }
 
     #[test]
     fn all_mistakes_are_reported() {
-        let mistakes = peers("--berth /no/berth --berth /bin/true --peers traefik").unwrap_err();
+        let mistakes =
+            list_peers("--berth /no/berth --berth /bin/true --peers traefik").unwrap_err();
         assert_eq!(mistakes.len(), 3, "{mistakes:?}");
     }
 }

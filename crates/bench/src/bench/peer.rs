@@ -1,7 +1,7 @@
-//! The peers: configuration and start.
+//! Configures and starts the relays under test (peers).
 //!
 //! Every relay gets one thread or worker a core, no access log, no idle timeout that would matter,
-//! room for as many connections as the file limit allows, and the longest backlog that the kernel
+//! as many connections as the limit of open files allows, and the longest backlog that the kernel
 //! grants. Everything else is the default. A peer runs only while it is measured.
 
 use super::load;
@@ -16,41 +16,42 @@ use std::process::Command;
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
-/// How long a peer may take to answer first.
-const START: Duration = Duration::from_secs(10);
+/// Time limit until a peer gives its first answer.
+const START_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Time between two tries to get the first answer.
-const RETRY: Duration = Duration::from_micros(200);
+/// Pause between two attempts to get something from a peer that starts.
+const RETRY_PAUSE: Duration = Duration::from_micros(200);
 
-/// The address of the peers, and the address of berth's metrics. Metrics have the port of the peer.
-const PEERS: Ipv4Addr = Ipv4Addr::new(127, 0, 3, 1);
-const ADMIN: Ipv4Addr = Ipv4Addr::new(127, 0, 4, 1);
+/// Addresses on which relays listen, and on which berth serves metrics. Both use the same port.
+const PEER_ADDRESS: Ipv4Addr = Ipv4Addr::new(127, 0, 3, 1);
+const ADMIN_ADDRESS: Ipv4Addr = Ipv4Addr::new(127, 0, 4, 1);
 
-/// The name of the instance that gets sockets, the text in the shim's status while the shim passes
-/// sockets, and the metric of passed sockets.
-const INSTANCE: &str = "bench";
+/// Texts of the shim with `--pass inject`: the name of its instance, the text in its status when it
+/// can pass sockets, and the metric that counts passed sockets.
+const INSTANCE_NAME: &str = "bench";
 const PASSING_STATUS: &str = "\"injected\": true";
 const PASSED_METRIC: &str = "berth_connections_total{shim=\"bench\",outcome=\"injected\"}";
 
-/// How long berth may take to count all connections: it looks for an instance's first byte every 50
-/// ms.
+/// Time limit until berth has counted all connections. berth looks for the first byte of an
+/// instance every 50 ms.
 const COUNT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Descriptors for listeners, epoll, logs and pipes.
-const RESERVED: u64 = 200;
+/// Number of descriptors that a relay needs for other things than connections: listeners, epoll,
+/// logs and pipes.
+const RESERVED_DESCRIPTORS: u64 = 200;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum PeerKind {
-    /// No relay: the client dials the backend.
+    /// No relay: the clients connect to the backend.
     None,
     Berth,
-    /// berth with `--pass inject`: the server gets the clients' sockets. The path names the
-    /// server's program, because berth has to start the server as its child.
+    /// berth with `--pass inject`: the server gets the clients' sockets. The path is that of the
+    /// server's program, which berth has to start as its child.
     Inject(PathBuf),
     Haproxy {
         splice: bool,
     },
-    /// With the path of nginx's stream module, if the module is not built in.
+    /// nginx, with the path of its stream module if the module is not built in.
     Nginx(Option<PathBuf>),
     Envoy,
 }
@@ -71,7 +72,7 @@ impl Peer {
         matches!(self.kind, PeerKind::Inject(_))
     }
 
-    /// The version that the program reports.
+    /// Returns the version that the peer's program reports.
     pub(super) fn version(&self) -> String {
         let option = match self.kind {
             PeerKind::None => return "no relay, the client dials the server".to_owned(),
@@ -87,8 +88,8 @@ impl Peer {
             .lines()
             .find(|line| !line.trim().is_empty())
             .unwrap_or("unknown version");
-        // Envoy's version line begins with a path, and HAProxy's version line ends with " - " and a
-        // link.
+        // Leave out the path at the beginning of Envoy's version line, and the " - " with a link at
+        // the end of HAProxy's.
         let words = line
             .split_ascii_whitespace()
             .take_while(|word| *word != "-");
@@ -104,8 +105,8 @@ impl Peer {
         text
     }
 
-    /// Bytes of the program's files, without shared libraries.
-    pub(super) fn size(&self) -> u64 {
+    /// Returns the size of the program's files in bytes, without shared libraries.
+    pub(super) fn program_size(&self) -> u64 {
         let module = match &self.kind {
             PeerKind::Nginx(module) => module.as_deref(),
             _ => None,
@@ -114,8 +115,8 @@ impl Peer {
         size(&self.program) + module.map_or(0, size)
     }
 
-    /// Starts the peer before a backend, with an address and a directory of its own, and waits for
-    /// the first answer.
+    /// Starts the peer as a relay to the backend, and waits for the first answer. The peer has an
+    /// address and a directory of its own.
     pub(super) fn start(&self, backend: SocketAddr, work: &Path) -> Result<RunningPeer> {
         if self.kind == PeerKind::None {
             return Ok(RunningPeer {
@@ -133,7 +134,7 @@ impl Peer {
             PeerKind::Inject(server) => {
                 let mut command = Command::new(&self.program);
                 command
-                    .args(["exec", "--pass", "inject", "--instance", INSTANCE])
+                    .args(["exec", "--pass", "inject", "--instance", INSTANCE_NAME])
                     .arg(format!("--listen={address}"));
                 command
                     .arg("--run-dir")
@@ -155,12 +156,12 @@ impl Peer {
         };
         let admin = self
             .is_inject()
-            .then(|| SocketAddr::new(ADMIN.into(), address.port()));
+            .then(|| SocketAddr::new(ADMIN_ADDRESS.into(), address.port()));
         let answers = || match admin {
             Some(admin) if !get_page(admin, "/status")?.contains(PASSING_STATUS) => {
                 Err(io::Error::other("the server gets no sockets"))
             }
-            _ => load::round_trip(address),
+            _ => load::make_round_trip(address),
         };
         while let Err(error) = answers() {
             match tree.relay.exit_status() {
@@ -168,9 +169,9 @@ impl Peer {
                     "the relay ended by itself, {status}: {}",
                     tree.relay.last_line()
                 ),
-                None if start.elapsed() < START => std::thread::sleep(RETRY),
+                None if start.elapsed() < START_TIMEOUT => std::thread::sleep(RETRY_PAUSE),
                 None => bail!(
-                    "no answer within {START:?}, {error}: {}",
+                    "no answer within {START_TIMEOUT:?}, {error}: {}",
                     tree.relay.last_line()
                 ),
             }
@@ -201,7 +202,7 @@ impl Peer {
         match &self.kind {
             PeerKind::None => bail!("nothing to start"),
             kind @ (PeerKind::Berth | PeerKind::Inject(_)) => {
-                // Connections are logged at debug, which is off.
+                // At the default level, berth does not log connections.
                 command.args(["serve", "--probe", "tcp", "--drain-timeout", "1s"]);
                 command
                     .arg(format!("--listen={listen}"))
@@ -209,8 +210,8 @@ impl Peer {
                     .arg(directory.join("run"));
                 match kind {
                     PeerKind::Inject(_) => {
-                        command.args(["--pass", "inject", "--instance", INSTANCE]);
-                        command.arg(format!("--admin={ADMIN}:{}", listen.port()))
+                        command.args(["--pass", "inject", "--instance", INSTANCE_NAME]);
+                        command.arg(format!("--admin={ADMIN_ADDRESS}:{}", listen.port()))
                     }
                     _ => command.arg(format!("--backend={backend}")),
                 };
@@ -220,7 +221,7 @@ impl Peer {
                     listen,
                     backend,
                     cores,
-                    (descriptors - RESERVED) / 2,
+                    (descriptors - RESERVED_DESCRIPTORS) / 2,
                     *splice,
                 );
                 command
@@ -234,7 +235,7 @@ impl Peer {
                     backend,
                     module.as_deref(),
                     directory,
-                    descriptors - RESERVED,
+                    descriptors - RESERVED_DESCRIPTORS,
                 );
                 command
                     .arg("-p")
@@ -258,24 +259,24 @@ impl Peer {
     }
 }
 
-/// A running peer, until the value is dropped.
+/// A peer that runs until this value is dropped.
 pub(super) struct RunningPeer {
-    /// The address for clients.
+    /// The address to which clients connect.
     pub(super) address: SocketAddr,
-    /// The server's own address.
+    /// The address of the server itself, past the relay.
     pub(super) backend: SocketAddr,
-    /// `None` without a relay.
+    /// The processes of the relay. `None` if the clients connect to the server directly.
     pub(super) tree: Option<Tree>,
-    /// Time from exec to the first answer.
+    /// Time from the start of the relay's program (exec) to its first answer.
     pub(super) until_answer: Duration,
-    /// Admin address of a berth that passes sockets.
+    /// Address of berth's admin server, if berth passes sockets.
     admin: Option<SocketAddr>,
 }
 
 impl RunningPeer {
     /// Checks that the sockets of all clients were passed to the server and that no byte was
     /// relayed.
-    pub(super) fn check(&self, clients: usize) -> Result<()> {
+    pub(super) fn check_passed_sockets(&self, clients: usize) -> Result<()> {
         let Some(admin) = self.admin else {
             return Ok(());
         };
@@ -288,30 +289,30 @@ impl RunningPeer {
             );
             ensure!(
                 relayed == 0,
-                "{relayed} bytes were relayed: the figure would not be that of --pass inject"
+                "{relayed} bytes were relayed: the figure would not measure --pass inject"
             );
             if passed >= clients as u64 {
                 return Ok(());
             }
             ensure!(
                 start.elapsed() < COUNT_TIMEOUT,
-                "{passed} sockets of {clients} clients were passed to the server"
+                "only {passed} of the sockets of {clients} clients were passed to the server"
             );
-            std::thread::sleep(RETRY);
+            std::thread::sleep(RETRY_PAUSE);
         }
     }
 }
 
-/// Gets a page of berth's admin server.
+/// Requests a page of berth's admin server, and returns the response.
 fn get_page(admin: SocketAddr, path: &str) -> io::Result<String> {
     let (mut stream, mut page) = (TcpStream::connect(admin)?, String::new());
-    stream.set_read_timeout(Some(START))?;
+    stream.set_read_timeout(Some(START_TIMEOUT))?;
     stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes())?;
     stream.read_to_string(&mut page)?;
     Ok(page)
 }
 
-/// The sum of all lines with this beginning.
+/// Adds up the values of all lines that begin with `begin`.
 fn sum_metric(page: &str, begin: &str) -> u64 {
     let lines = page.lines().filter(|line| line.starts_with(begin));
     lines
@@ -319,8 +320,8 @@ fn sum_metric(page: &str, begin: &str) -> u64 {
         .sum()
 }
 
-/// Why this berth cannot pass sockets on this machine.
-pub(super) fn find_obstacle(berth: &Path) -> Option<String> {
+/// Returns the reason why this berth cannot pass sockets on this machine. `None` if it can.
+pub(super) fn find_passing_obstacle(berth: &Path) -> Option<String> {
     let directory = tempfile::tempdir().ok()?;
     let mut command = Command::new(berth);
     command
@@ -342,9 +343,9 @@ pub(super) fn find_obstacle(berth: &Path) -> Option<String> {
     (!output.status.success()).then_some(why)
 }
 
-/// An address without a listener.
+/// Returns an address for a relay, with a port on which nothing listens.
 fn free_address() -> Result<SocketAddr> {
-    let listener = TcpListener::bind((PEERS, 0))?;
+    let listener = TcpListener::bind((PEER_ADDRESS, 0))?;
     Ok(listener.local_addr()?)
 }
 
@@ -355,8 +356,7 @@ fn haproxy_config(
     connections: u64,
     splice: bool,
 ) -> String {
-    // HAProxy counts two descriptors for each pipe, and allows as many pipes as a quarter of the
-    // connections by default.
+    // HAProxy needs two descriptors for each pipe. By default it has one pipe for four connections.
     let (splice, connections) = if splice {
         ("    option splice-auto\n", connections / 2)
     } else {
@@ -380,8 +380,8 @@ defaults
     )
 }
 
-/// Uses `reuseport`, as nginx's documentation advises for many short connections. Without the
-/// option one worker takes nearly all connections.
+/// Makes nginx's configuration. It uses `reuseport`, as nginx's documentation advises for many
+/// short connections: without it, one worker takes nearly all connections.
 fn nginx_config(
     listen: SocketAddr,
     backend: SocketAddr,
@@ -415,7 +415,8 @@ stream {{
     )
 }
 
-/// Sets `circuit_breakers`, without which Envoy would refuse the 1,025th connection.
+/// Makes Envoy's configuration. Without `circuit_breakers`, Envoy would refuse the 1,025th
+/// connection.
 fn envoy_config(listen: SocketAddr, backend: SocketAddr) -> String {
     let address = |address: SocketAddr| serde_json::json!({"socket_address": {"address": address.ip(), "port_value": address.port()}});
     let many = 1_000_000;

@@ -1,4 +1,4 @@
-//! The samples of a run, their medians and ratios.
+//! The samples of a run, with their medians and the ratios between relays.
 
 use super::peer::{Peer, PeerKind};
 use super::work::{Case, Measured, Metric, Work};
@@ -7,40 +7,40 @@ use std::collections::HashMap;
 use std::fmt;
 use std::mem::discriminant;
 
-/// The outcome of a case for a peer in a round.
+/// The outcome of one case, for one peer in one round.
 #[derive(Debug)]
 pub(super) struct Sample {
     pub(super) case: Case,
-    /// Index of the peer.
+    /// Index of the peer in [`Results::peers`].
     pub(super) peer: usize,
     pub(super) round: usize,
     pub(super) outcome: Measured,
 }
 
-/// A line of progress, with the first figure.
+/// Formats a line of progress, with the first figure of the sample.
 impl fmt::Display for Sample {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "round {}: {}: ", self.round + 1, self.case)?;
         match &self.outcome {
             Ok(figures) => figures.first().map_or(Ok(()), |(metric, value)| {
-                write!(f, "{} {}", metric.show(*value), metric.title())
+                write!(f, "{} {}", metric.format_value(*value), metric.title())
             }),
             Err(error) => write!(f, "failed: {error}"),
         }
     }
 }
 
-/// The samples of a run.
+/// All samples of a run, and the peers that made them.
 #[derive(Debug)]
 pub(super) struct Results {
     pub(super) peers: Vec<Peer>,
-    /// Peers that are left out, with the reason.
+    /// Peers that were not measured, each with the reason.
     pub(super) missing: Vec<(&'static str, String)>,
     pub(super) samples: Vec<Sample>,
 }
 
 impl Results {
-    /// The measured cases, grouped by work, in the order of measurement.
+    /// Returns the measured cases. They are grouped by work, and in the order of measurement.
     pub(super) fn cases(&self) -> Vec<Case> {
         let mut cases = Vec::new();
         for sample in &self.samples {
@@ -52,7 +52,8 @@ impl Results {
         cases
     }
 
-    /// Like [`Results::cases`], but with only the largest case of growth.
+    /// Returns the measured cases without those of [`Work::Growth`], of which only the largest is
+    /// kept.
     pub(super) fn key_cases(&self) -> Vec<Case> {
         let mut cases = self.cases();
         let last = cases
@@ -64,14 +65,14 @@ impl Results {
         cases
     }
 
-    /// The peers that ran a case.
+    /// Returns the indexes of the peers that ran a case.
     pub(super) fn peers_of(&self, case: Case) -> Vec<usize> {
         (0..self.peers.len())
-            .filter(|&peer| self.of(case, peer).next().is_some())
+            .filter(|&peer| self.samples_of(case, peer).next().is_some())
             .collect()
     }
 
-    /// The figures of any peer, in a fixed order.
+    /// Returns the kinds of figures that any peer has in a case, in the order of tables.
     pub(super) fn metrics_of(&self, case: Case) -> Vec<Metric> {
         let samples = self.samples.iter().filter(|sample| sample.case == case);
         let mut metrics: Vec<_> = samples
@@ -85,41 +86,46 @@ impl Results {
 
     pub(super) fn summary(&self, case: Case, peer: usize, metric: Metric) -> Option<Summary> {
         let values: Vec<_> = self
-            .values(case, peer, metric)
+            .values_by_round(case, peer, metric)
             .map(|(_, value)| value)
             .collect();
-        Summary::of(&values)
+        Summary::from_samples(&values)
     }
 
-    /// The errors of failed rounds.
+    /// Returns the errors of the rounds in which this case failed for this peer.
     pub(super) fn failures(&self, case: Case, peer: usize) -> Vec<&str> {
-        self.of(case, peer)
+        self.samples_of(case, peer)
             .filter_map(|sample| sample.outcome.as_ref().err().map(String::as_str))
             .collect()
     }
 
-    /// The median of the rounds' ratios: within a short round, load from elsewhere on the machine
-    /// affects both peers.
+    /// Returns the median of the ratios of two peers in each round. Load from elsewhere on the
+    /// machine affects both peers of a round, so their ratio is steadier than their figures.
     pub(super) fn ratio(&self, case: Case, peer: usize, to: usize, metric: Metric) -> Option<f64> {
         let others: HashMap<usize, f64> = self
-            .values(case, to, metric)
+            .values_by_round(case, to, metric)
             .filter(|(_, value)| *value > 0.0)
             .collect();
         let ratios = self
-            .values(case, peer, metric)
+            .values_by_round(case, peer, metric)
             .filter_map(|(round, value)| Some(value / others.get(&round)?));
-        Summary::of(&ratios.collect::<Vec<_>>()).map(|summary| summary.median)
+        Summary::from_samples(&ratios.collect::<Vec<_>>()).map(|summary| summary.median)
     }
 
-    /// The peer without a relay.
-    pub(super) fn no_relay(&self) -> Option<usize> {
+    /// Returns the index of the peer that stands for no relay.
+    pub(super) fn find_no_relay_peer(&self) -> Option<usize> {
         self.peers
             .iter()
             .position(|peer| peer.kind == PeerKind::None)
     }
 
-    /// The best relay of another program.
-    pub(super) fn best_other(&self, case: Case, peer: usize, metric: Metric) -> Option<usize> {
+    /// Returns the best relay that is not the peer's own program.
+    pub(super) fn find_best_other_peer(
+        &self,
+        case: Case,
+        peer: usize,
+        metric: Metric,
+    ) -> Option<usize> {
         let make = discriminant(&self.peers[peer].kind);
         let others = (0..self.peers.len()).filter(|&other| {
             let kind = &self.peers[other].kind;
@@ -138,14 +144,14 @@ impl Results {
         medians.max_by(better).map(|(other, _)| other)
     }
 
-    /// The values with their rounds.
-    fn values(
+    /// Returns a peer's values of a figure, each with the number of its round.
+    fn values_by_round(
         &self,
         case: Case,
         peer: usize,
         metric: Metric,
     ) -> impl Iterator<Item = (usize, f64)> {
-        self.of(case, peer).filter_map(move |sample| {
+        self.samples_of(case, peer).filter_map(move |sample| {
             let (_, value) = sample
                 .outcome
                 .iter()
@@ -155,7 +161,7 @@ impl Results {
         })
     }
 
-    fn of(&self, case: Case, peer: usize) -> impl Iterator<Item = &Sample> {
+    fn samples_of(&self, case: Case, peer: usize) -> impl Iterator<Item = &Sample> {
         self.samples
             .iter()
             .filter(move |sample| sample.case == case && sample.peer == peer)
@@ -170,8 +176,8 @@ pub(super) mod tests {
     use crate::bench::work::Metric::{P99, Rate};
     use std::time::Duration;
 
-    /// Two rounds of a case. berth failed once.
-    pub(in super::super) fn results() -> Results {
+    /// Makes the samples of one case in two rounds. In one round, berth failed.
+    pub(in super::super) fn make_results() -> Results {
         let peer = |name: &str, kind| Peer {
             name: name.to_owned(),
             kind,
@@ -205,17 +211,23 @@ pub(super) mod tests {
         }
     }
 
-    pub(in super::super) fn setting() -> BenchSetting {
+    pub(in super::super) fn make_setting() -> BenchSetting {
         let pace = Pace {
             warm_up: Duration::from_millis(500),
             window: Duration::from_secs(2),
         };
-        BenchSetting::new("scripts/bench.sh", &results().peers, String::new(), 2, pace)
+        BenchSetting::new(
+            "scripts/bench.sh",
+            &make_results().peers,
+            String::new(),
+            2,
+            pace,
+        )
     }
 
     #[test]
     fn ratios_are_of_the_same_round() {
-        let results = results();
+        let results = make_results();
         assert_eq!(
             results.ratio(Case::ping(16), 2, 0, Rate),
             Some(f64::midpoint(40.0 / 100.0, 44.0 / 120.0))
@@ -228,16 +240,25 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_best_other_is_the_fastest_or_the_least() {
-        let results = results();
-        assert_eq!(results.best_other(Case::ping(16), 1, Rate), Some(2));
-        assert_eq!(results.best_other(Case::ping(16), 2, Rate), Some(1));
-        assert_eq!(results.best_other(Case::ping(16), 1, P99), Some(3));
+    fn the_best_other_peer_has_the_highest_rate_or_the_least_latency() {
+        let results = make_results();
+        assert_eq!(
+            results.find_best_other_peer(Case::ping(16), 1, Rate),
+            Some(2)
+        );
+        assert_eq!(
+            results.find_best_other_peer(Case::ping(16), 2, Rate),
+            Some(1)
+        );
+        assert_eq!(
+            results.find_best_other_peer(Case::ping(16), 1, P99),
+            Some(3)
+        );
     }
 
     #[test]
-    fn a_failure_is_not_lost() {
-        let results = results();
+    fn a_failed_round_is_listed_and_not_in_the_summary() {
+        let results = make_results();
         assert_eq!(results.failures(Case::ping(16), 1), ["reset"]);
         assert_eq!(
             results

@@ -1,4 +1,4 @@
-//! The machine and the conditions of a run.
+//! Describes the machine and the conditions of a run, for the report.
 
 use super::load::Pace;
 use super::peer::Peer;
@@ -8,14 +8,14 @@ use berth_rehearse::record::{
 };
 use berth_rehearse::report::environment;
 
-/// The machine and the conditions of a run.
+/// The machine and the conditions of a run, for the report.
 #[derive(Debug)]
 pub(super) struct BenchSetting {
     pub(super) date: String,
     pub(super) command: String,
-    /// The machine as a rehearsal's report describes it, and the peers' programs.
+    /// The machine, as in the report of a rehearsal, and the versions of the peers' programs.
     pub(super) environment: Environment,
-    /// The Go version of the server. Empty for this program's own server.
+    /// The Go version that built the server. Empty if this program itself is the server.
     pub(super) server: String,
     pub(super) rounds: usize,
     pub(super) warm_up_seconds: f64,
@@ -45,7 +45,7 @@ impl BenchSetting {
         }
     }
 
-    /// The machine in one line.
+    /// Describes the machine in one line.
     pub(super) fn machine(&self) -> String {
         let Environment {
             cpu_model,

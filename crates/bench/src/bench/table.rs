@@ -1,4 +1,4 @@
-//! Results as Markdown tables, also for a terminal.
+//! Writes results as Markdown tables, which can also be read on a terminal.
 
 use super::peer::{Peer, PeerKind};
 use super::results::Results;
@@ -6,12 +6,12 @@ use super::work::{Case, Metric, Work};
 use crate::markdown::align_table;
 use std::fmt::Write;
 
-const SAMPLES: &str =
-    "Each figure is the median of the rounds, with the least and the most in brackets.";
+const SAMPLES_NOTE: &str =
+    "Each figure is the median of the rounds, with the lowest and the highest in brackets.";
 
-const RATIOS: &str = "Each ratio (÷) is the median of the ratios within a round.";
+const RATIOS_NOTE: &str = "Each ratio (÷) is the median of the ratios within a round.";
 
-/// A table of medians, with a line for each figure that most readers look for.
+/// Makes a table of medians. Each line is a figure that most readers look for.
 pub(super) fn render_overview(results: &Results) -> String {
     let Some(berth) = results.peers.iter().position(Peer::is_berth) else {
         return String::new();
@@ -31,7 +31,7 @@ pub(super) fn render_overview(results: &Results) -> String {
         .peers
         .iter()
         .position(Peer::is_inject)
-        .zip(results.no_relay());
+        .zip(results.find_no_relay_peer());
     heads.extend(
         inject
             .into_iter()
@@ -48,22 +48,22 @@ pub(super) fn render_overview(results: &Results) -> String {
             let median = |&peer: &usize| {
                 results
                     .summary(case, peer, metric)
-                    .map(|summary| metric.show(summary.median))
+                    .map(|summary| metric.format_value(summary.median))
             };
-            row.extend(all.iter().map(|peer| or_dash(median(peer))));
+            row.extend(all.iter().map(|peer| cell_or_dash(median(peer))));
             row.extend(haproxy.map(|haproxy| format_ratio(results, case, berth, haproxy, metric)));
-            row.push(format_best(results, case, berth, metric));
+            row.push(format_best_ratio(results, case, berth, metric));
             if let Some((inject, none)) = inject {
                 row.extend([
                     format_ratio(results, case, inject, none, metric),
-                    or_dash(format_goal(case, metric)),
+                    cell_or_dash(format_goal(case, metric)),
                 ]);
             }
             rows.push(row);
         }
     }
     format!(
-        "## Overview\n\nMedians. {RATIOS}\n\n{}\n",
+        "## Overview\n\nMedians. {RATIOS_NOTE}\n\n{}\n",
         align_table(&rows)
     )
 }
@@ -73,18 +73,18 @@ fn format_goal(case: Case, metric: Metric) -> Option<String> {
     Some(if metric.higher_is_better() {
         format!("≥ {limit:.2} of none")
     } else {
-        format!("≤ {}", metric.show(limit))
+        format!("≤ {}", metric.format_value(limit))
     })
 }
 
-/// A table for each case.
+/// Makes a table for each case that was measured.
 pub(super) fn render_tables(results: &Results) -> String {
     let mut text = String::new();
     let mut work = None;
     for case in results.cases() {
         if work.replace(case.work) != Some(case.work) {
             let (title, about) = titles_of(case.work);
-            let _ = writeln!(text, "## {title}\n\n{about} {SAMPLES} {RATIOS}\n");
+            let _ = writeln!(text, "## {title}\n\n{about} {SAMPLES_NOTE} {RATIOS_NOTE}\n");
         }
         let _ = writeln!(
             text,
@@ -96,40 +96,40 @@ pub(super) fn render_tables(results: &Results) -> String {
     text
 }
 
-/// The title of a work's tables, and a description of the work.
+/// Returns the title of a work's tables, and a sentence that describes the work.
 fn titles_of(work: Work) -> (&'static str, &'static str) {
     match work {
         Work::Ping => (
             "Ping",
-            "256 B there and back on kept connections, one request outstanding on each.",
+            "Requests and answers of 256 B on kept connections, one request at a time on each connection.",
         ),
         Work::Connect => (
             "Connect",
-            "Connect, 64 B there and back, close. The time is that from connect to answer.",
+            "Connect, request and answer of 64 B, close. The time is measured from the connect to the answer.",
         ),
         Work::Bulk => (
             "Bulk",
-            "Bytes one way for as long as it lasts: what arrived, and the relay's CPU time for it.",
+            "Bytes in one direction during the whole measurement: the rate of arrival, and the relay's CPU time per GB.",
         ),
         Work::Idle => (
             "Idle",
-            "Connections that are held, each after one round trip, then after an answer of 1 MiB on each. Memory is the \
-             relay's Pss, summed over its processes, less that before them. The kernel's is the increase on the whole machine \
-             (Slab of /proc/meminfo): the two sockets of the relay, and those of client and backend.",
+            "Connections that are held open, measured after one round trip and again after an answer of 1 MiB on each connection. \
+             Memory is the increase of the relay's Pss, summed over the relay's processes. The kernel's memory is the increase on the \
+             whole machine (Slab of /proc/meminfo): the two sockets of the relay, and the sockets of client and backend.",
         ),
         Work::Burst => (
             "Burst",
-            "Clients that all connect at one moment, 64 B there and back each, and stay. The rate is that until the last has \
-             its answer. Where a queue is full a SYN comes again after 1 s.",
+            "Clients that all connect at the same moment, each with request and answer of 64 B, and stay connected. The rate is \
+             measured until the last client has its answer. Where a queue is full, the client sends its SYN again after 1 s.",
         ),
         Work::Growth => (
             "Growth",
-            "As ping, with ever more connections, all of them active, to one relay that is not restarted.",
+            "Like ping, with more and more connections, all active, to one relay that is not restarted.",
         ),
         Work::Slow => (
             "Slow",
-            "Readers of an answer of 5 MB each, 50 KB a second, after 8 s. The sockets' memory is that of the whole network \
-             namespace (TCP of /proc/net/sockstat), the relay's is its Pss, both less what they were before the answers.",
+            "Clients that each read an answer of 5 MB at 50 KB/s, measured after 8 s. The sockets' memory is the increase in the whole \
+             network namespace (TCP of /proc/net/sockstat) since before the answers; the relay's memory is the increase of its Pss.",
         ),
     }
 }
@@ -151,7 +151,7 @@ fn render_table(results: &Results, case: Case) -> String {
 
     let mut heads = vec!["peer".to_owned(), main.title().to_owned()];
     let with_none = results
-        .no_relay()
+        .find_no_relay_peer()
         .filter(|&none| results.peers_of(case).contains(&none));
     heads.extend(with_none.map(|_| "÷ none".to_owned()));
     heads.push("÷ best other".to_owned());
@@ -166,7 +166,7 @@ fn render_table(results: &Results, case: Case) -> String {
             format_cell(results, case, peer, main),
         ];
         row.extend(with_none.map(|none| format_ratio(results, case, peer, none, main)));
-        row.push(format_best(results, case, peer, main));
+        row.push(format_best_ratio(results, case, peer, main));
         row.extend(first_build.map(|build| format_ratio(results, case, peer, build, main)));
         row.extend(
             others
@@ -182,21 +182,21 @@ fn render_table(results: &Results, case: Case) -> String {
     align_table(&rows)
 }
 
-fn or_dash(cell: Option<String>) -> String {
+fn cell_or_dash(cell: Option<String>) -> String {
     cell.unwrap_or_else(|| "–".to_owned())
 }
 
 fn format_ratio(results: &Results, case: Case, peer: usize, to: usize, metric: Metric) -> String {
     let ratio = results.ratio(case, peer, to, metric).filter(|_| peer != to);
-    or_dash(ratio.map(|ratio| format!("{ratio:.2}")))
+    cell_or_dash(ratio.map(|ratio| format!("{ratio:.2}")))
 }
 
-/// The ratio to the best other relay, with its name.
-fn format_best(results: &Results, case: Case, peer: usize, metric: Metric) -> String {
+/// Formats the ratio of a figure to that of the best other relay, and that relay's name.
+fn format_best_ratio(results: &Results, case: Case, peer: usize, metric: Metric) -> String {
     let best = results
-        .best_other(case, peer, metric)
-        .filter(|_| Some(peer) != results.no_relay());
-    or_dash(best.map(|best| {
+        .find_best_other_peer(case, peer, metric)
+        .filter(|_| Some(peer) != results.find_no_relay_peer());
+    cell_or_dash(best.map(|best| {
         format!(
             "{} ({})",
             format_ratio(results, case, peer, best, metric),
@@ -207,12 +207,12 @@ fn format_best(results: &Results, case: Case, peer: usize, metric: Metric) -> St
 
 fn format_cell(results: &Results, case: Case, peer: usize, metric: Metric) -> String {
     let Some(summary) = results.summary(case, peer, metric) else {
-        return or_dash(None);
+        return cell_or_dash(None);
     };
     let (median, least, most) = (
-        metric.show(summary.median),
-        metric.show(summary.least),
-        metric.show(summary.most),
+        metric.format_value(summary.median),
+        metric.format_value(summary.least),
+        metric.format_value(summary.most),
     );
     if least == most {
         median
@@ -221,7 +221,7 @@ fn format_cell(results: &Results, case: Case, peer: usize, metric: Metric) -> St
     }
 }
 
-/// Why figures are missing.
+/// Lists the errors because of which a case has fewer figures.
 fn format_failures(results: &Results, case: Case) -> String {
     let mut text = String::new();
     for peer in results.peers_of(case) {
@@ -241,11 +241,11 @@ fn format_failures(results: &Results, case: Case) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::results::tests::results;
+    use crate::bench::results::tests::make_results;
 
     #[test]
     fn the_overview_has_medians_and_ratios() {
-        insta::assert_snapshot!(render_overview(&results()), @r#"
+        insta::assert_snapshot!(render_overview(&make_results()), @r#"
         ## Overview
 
         Medians. Each ratio (÷) is the median of the ratios within a round.
@@ -260,7 +260,7 @@ mod tests {
 
     #[test]
     fn inject_is_compared_with_no_relay_and_is_no_relay() {
-        let mut results = results();
+        let mut results = make_results();
         (results.peers[2].kind, results.peers[2].name) =
             (PeerKind::Inject("/bin/true".into()), "inject".to_owned());
         let overview = render_overview(&results);
@@ -291,7 +291,7 @@ mod tests {
 
     #[test]
     fn a_table_has_spread_ratios_and_failures() {
-        insta::assert_snapshot!(render_table(&results(), Case::ping(16)) + &format_failures(&results(), Case::ping(16)), @r#"
+        insta::assert_snapshot!(render_table(&make_results(), Case::ping(16)) + &format_failures(&make_results(), Case::ping(16)), @r#"
         | peer    |    requests/s | ÷ none |   ÷ best other |     p99 µs | samples |
         | ------- | -------------:| ------:| --------------:| ----------:| -------:|
         | none    | 110 (100–120) |      – |              – | 11 (10–12) |       2 |

@@ -1,4 +1,4 @@
-//! Memory, descriptors and CPU time of a peer's processes.
+//! Measures memory, descriptors and CPU time of a peer's processes.
 
 use crate::process::{ChildProcess, count_entries, read_pss};
 use anyhow::{Context, Result};
@@ -9,8 +9,8 @@ use procfs::process::all_processes;
 use procfs::{Current as _, Meminfo};
 use std::fs;
 
-/// A relay with its descendants, and a supervisor without its child, the server. All processes are
-/// killed when the tree is dropped.
+/// The processes of a peer: a relay with its descendants, and with `--pass inject` the supervisor,
+/// but not the server, which is its child. Dropping this value kills the processes.
 pub(super) struct Tree {
     pub(super) relay: ChildProcess,
     pub(super) supervisor: Option<ChildProcess>,
@@ -37,7 +37,7 @@ impl Tree {
         found
     }
 
-    /// CPU clocks of the present processes, to be read often.
+    /// Returns the CPU clocks of the processes that run now. Reading a clock is cheap.
     pub(super) fn clocks(&self) -> Result<Clocks> {
         let clocks: nix::Result<_> = self
             .pids()
@@ -47,12 +47,12 @@ impl Tree {
         Ok(Clocks(clocks?))
     }
 
-    /// Sum of [`read_pss`].
+    /// Returns the memory of all processes together, in bytes; see [`read_pss`].
     pub(super) fn memory(&self) -> Result<f64> {
         self.pids().into_iter().map(read_pss).sum()
     }
 
-    pub(super) fn descriptors(&self) -> Result<f64> {
+    pub(super) fn count_descriptors(&self) -> Result<f64> {
         self.pids()
             .into_iter()
             .map(|pid| count_entries(pid, "fd"))
@@ -63,17 +63,17 @@ impl Tree {
 impl Drop for Tree {
     fn drop(&mut self) {
         for pid in self.pids() {
-            // An error means that the process has ended.
+            // If this fails, the process has ended.
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
     }
 }
 
-/// CPU time, user and system, of some processes, to the nanosecond.
+/// Clocks of processes. Each clock counts user and system time of a process, to the nanosecond.
 pub(super) struct Clocks(Vec<ClockId>);
 
 impl Clocks {
-    pub(super) fn seconds(&self) -> Result<f64> {
+    pub(super) fn cpu_seconds(&self) -> Result<f64> {
         self.0
             .iter()
             .map(|clock| {
@@ -84,21 +84,22 @@ impl Clocks {
     }
 }
 
-/// Bytes that the machine's kernel uses for itself, including sockets.
+/// Returns the bytes of the kernel's own data structures on this machine (slab), including sockets.
 pub(super) fn kernel_memory() -> Result<f64> {
     Ok(Meminfo::current()?.slab as f64)
 }
 
-/// Bytes that all TCP sockets of the network namespace hold.
+/// Returns the bytes in the buffers of all TCP sockets of this network namespace.
 pub(super) fn socket_memory() -> Result<f64> {
     let sockstat =
         fs::read_to_string("/proc/self/net/sockstat").context("/proc/self/net/sockstat")?;
-    let bytes = parse_pages(&sockstat).map(|pages| pages * procfs::page_size() as f64);
+    let bytes = parse_tcp_pages(&sockstat).map(|pages| pages * procfs::page_size() as f64);
     bytes.context("no memory of TCP in /proc/self/net/sockstat")
 }
 
-/// Parses the line `TCP: inuse 27 orphan 0 tw 3 alloc 30 mem 12`.
-fn parse_pages(sockstat: &str) -> Option<f64> {
+/// Returns the number of pages (`mem`) in a line such as `TCP: inuse 27 orphan 0 tw 3 alloc 30 mem
+/// 12`.
+fn parse_tcp_pages(sockstat: &str) -> Option<f64> {
     let line = sockstat
         .lines()
         .find_map(|line| line.strip_prefix("TCP:"))?;
@@ -114,10 +115,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pages_of_sockets() {
+    fn the_pages_of_tcp_sockets_are_parsed() {
         let sockstat =
             "sockets: used 280\nTCP: inuse 27 orphan 0 tw 3 alloc 30 mem 12\nUDP: inuse 4 mem 9\n";
-        assert_eq!(parse_pages(sockstat), Some(12.0));
-        assert_eq!(parse_pages("UDP: inuse 4 mem 9\n"), None);
+        assert_eq!(parse_tcp_pages(sockstat), Some(12.0));
+        assert_eq!(parse_tcp_pages("UDP: inuse 4 mem 9\n"), None);
     }
 }

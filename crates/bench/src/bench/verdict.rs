@@ -1,4 +1,4 @@
-//! Checks with `--short` that berth is not far off the other relays.
+//! Decides whether berth is far off the other relays, for runs with `--short`.
 //!
 //! The limits are ratios, never times. They are less than half of the ratios measured on two cores
 //! (0.4 of the rate without a relay and 1.0 of HAProxy's), because shared machines vary that much.
@@ -8,16 +8,17 @@
 use super::results::Results;
 use super::work::{Metric, Work};
 
-/// Least ratio to the rate without a relay.
+/// Least allowed ratio of berth's rate to the rate without a relay.
 const LEAST_OF_NONE: f64 = 0.1;
 
-/// Least ratio to HAProxy's rate.
+/// Least allowed ratio of berth's rate to HAProxy's rate.
 const LEAST_OF_HAPROXY: f64 = 0.4;
 
-/// Greatest ratio to HAProxy's CPU time and memory.
+/// Greatest allowed ratio of berth's CPU time and memory to HAProxy's.
 const MOST_OF_HAPROXY: f64 = 2.5;
 
-/// Returns the faults of berth. Unless the run is `short`, only failures are faults.
+/// Returns what is wrong with berth's results, a sentence each. Unless the run is `short`, only
+/// failures are wrong.
 pub(super) fn list_complaints(results: &Results, short: bool) -> Vec<String> {
     let mut complaints = Vec::new();
     let haproxy = results.peers.iter().position(|peer| peer.name == "haproxy");
@@ -37,7 +38,7 @@ pub(super) fn list_complaints(results: &Results, short: bool) -> Vec<String> {
             for &metric in limited_metrics(case.work) {
                 let pairs = [
                     (
-                        results.no_relay(),
+                        results.find_no_relay_peer(),
                         metric.higher_is_better().then_some(LEAST_OF_NONE),
                     ),
                     (
@@ -63,7 +64,7 @@ pub(super) fn list_complaints(results: &Results, short: bool) -> Vec<String> {
                     } {
                         let (what, other) = (metric.title(), &results.peers[other].name);
                         complaints.push(format!(
-                            "{case}: {name} has {ratio:.2} of the {what} of {other}; the limit is {limit}"
+                            "{case}: {name} has {ratio:.2} times the {what} of {other}; the limit is {limit}"
                         ));
                     }
                 }
@@ -73,13 +74,14 @@ pub(super) fn list_complaints(results: &Results, short: bool) -> Vec<String> {
     complaints
 }
 
-/// The metrics with limits. Start and answer times have none, because they vary too much on a
-/// shared machine.
+/// Returns the figures that have limits. Start and answer times have none, because they vary too
+/// much on a shared machine.
 fn limited_metrics(work: Work) -> &'static [Metric] {
     match work {
         Work::Ping | Work::Connect | Work::Growth => &[Metric::Rate, Metric::CpuPerRequest],
         Work::Bulk => &[Metric::Gigabits, Metric::CpuPerGigabyte],
-        // A burst has no limit, because a dropped SYN is retransmitted only after a second.
+        // A burst has no limits: if a SYN is dropped, its client waits a second before the next
+        // one.
         Work::Burst | Work::Slow => &[],
         Work::Idle => &[Metric::IdleMemory, Metric::UsedMemory],
     }
@@ -88,19 +90,19 @@ fn limited_metrics(work: Work) -> &'static [Metric] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::results::tests::results;
+    use crate::bench::results::tests::make_results;
 
     #[test]
     fn a_failure_of_berth_is_a_complaint_in_any_run() {
         assert_eq!(
-            list_complaints(&results(), false),
+            list_complaints(&make_results(), false),
             ["ping, 16 connections: berth failed: reset"]
         );
     }
 
     #[test]
-    fn far_off_is_a_complaint_in_a_short_run() {
-        let mut results = results();
+    fn a_figure_far_over_its_limit_is_a_complaint_only_in_a_short_run() {
+        let mut results = make_results();
         results.samples.retain(|sample| sample.outcome.is_ok());
         assert_eq!(list_complaints(&results, true), [""; 0]);
         for (rate, complained) in [(15.0, 1), (9.0, 2)] {

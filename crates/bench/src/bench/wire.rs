@@ -1,48 +1,50 @@
 //! The messages between client and backend.
 //!
-//! Requests and answers are a header and a body. The bodies are a known pattern, so an answer as
-//! long as its request is an echo, and no end has to keep sent data. The header begins as a
-//! ClientHello: a relay that inspects the first bytes treats the client as a real one.
+//! Requests and answers are a header and a body. The bodies are a known pattern, so neither end has
+//! to keep the data that it sends, and an answer can be an echo of its request. The header begins
+//! as a ClientHello: a relay that inspects the first bytes treats the client as a real one.
 
-use crate::client_hello::{HEADERS, client_hello};
+use crate::client_hello::{TLS_HEADER_BYTES, client_hello};
 use std::io;
 
-/// Bytes of a header.
-pub(super) const HEADER: usize = HEADERS + 21;
+/// Length of a header, in bytes.
+pub(super) const HEADER_BYTES: usize = TLS_HEADER_BYTES + 21;
 
-/// The length of a message that lasts as long as its connection.
-pub(super) const ENDLESS: u64 = u64::MAX;
+/// The length that stands for a message without an end: it lasts as long as its connection.
+pub(super) const ENDLESS_LENGTH: u64 = u64::MAX;
 
-/// Most bytes in one read or write.
-pub(super) const CHUNK: usize = 256 * 1024;
+/// Largest number of bytes in one read or write.
+pub(super) const MAX_CHUNK: usize = 256 * 1024;
 
-/// A header is a ClientHello with numbers inside.
-const BLANK: [u8; HEADER] = client_hello();
+/// A header before its numbers are filled in: a ClientHello without numbers.
+const BLANK_HEADER: [u8; HEADER_BYTES] = client_hello();
 
-/// The pattern repeats after this many bytes.
-const PERIOD: usize = 256;
+/// Length after which the pattern in bodies repeats, in bytes.
+const PATTERN_PERIOD: usize = 256;
 
-/// Reads up to this length are compared completely, and longer reads only at the beginning and the
-/// end: the tool must be cheaper than the measured relay.
-const COMPARED: usize = 1024;
+/// Length up to which received bytes are compared completely. Of longer reads, only the beginning
+/// and the end are compared, because the tool must use less CPU time than the relay.
+const MAX_COMPARED: usize = 1024;
 
-/// The header of a request or an answer.
+/// The numbers in the header of a request or an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Header {
-    /// Asks for the number of received bytes of endless requests, instead of the pattern.
+    /// True if the request asks how many bytes of requests without an end have arrived, and for
+    /// nothing else.
     pub(super) count: bool,
-    /// An answer repeats the number of its request.
+    /// The number of the request. The answer has the same number.
     pub(super) number: u32,
-    /// Bytes of the request, including the header. In the answer to `count`, the count.
+    /// Length of the request in bytes, with its header. In the answer to a `count` request, the
+    /// count.
     pub(super) request: u64,
-    /// Bytes of the answer, including its header.
+    /// Length of the answer in bytes, with its header.
     pub(super) answer: u64,
 }
 
 impl Header {
-    pub(super) fn encode(&self) -> [u8; HEADER] {
-        let mut bytes = BLANK;
-        let numbers = &mut bytes[HEADERS..];
+    pub(super) fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = BLANK_HEADER;
+        let numbers = &mut bytes[TLS_HEADER_BYTES..];
         numbers[0] = u8::from(self.count);
         numbers[1..5].copy_from_slice(&self.number.to_be_bytes());
         numbers[5..13].copy_from_slice(&self.request.to_be_bytes());
@@ -50,8 +52,10 @@ impl Header {
         bytes
     }
 
-    pub(super) fn decode(bytes: &[u8; HEADER]) -> io::Result<Self> {
-        let Some([count @ (0 | 1), numbers @ ..]) = bytes.strip_prefix(&BLANK[..HEADERS]) else {
+    pub(super) fn decode(bytes: &[u8; HEADER_BYTES]) -> io::Result<Self> {
+        let Some([count @ (0 | 1), numbers @ ..]) =
+            bytes.strip_prefix(&BLANK_HEADER[..TLS_HEADER_BYTES])
+        else {
             return Err(garbled_error());
         };
         let long = |at: usize| u64::from_be_bytes(std::array::from_fn(|byte| numbers[at + byte]));
@@ -62,8 +66,8 @@ impl Header {
             request: long(4),
             answer: long(12),
         };
-        let too_short = header.request.min(header.answer) < HEADER as u64;
-        // In an answer with a count, the field `request` is the count.
+        let too_short = header.request.min(header.answer) < HEADER_BYTES as u64;
+        // The answer to a `count` request has the count in the field `request`.
         if too_short && !header.count {
             Err(garbled_error())
         } else {
@@ -72,43 +76,48 @@ impl Header {
     }
 }
 
-/// The bodies of all messages.
+/// The pattern that is the body of every message.
 pub(super) struct Pattern(Vec<u8>);
 
 impl Pattern {
     pub(super) fn new() -> Self {
-        Self((0..CHUNK + PERIOD).map(|at| (at % PERIOD) as u8).collect())
+        Self(
+            (0..MAX_CHUNK + PATTERN_PERIOD)
+                .map(|at| (at % PATTERN_PERIOD) as u8)
+                .collect(),
+        )
     }
 
-    /// The bytes for one write of a message from `offset` on, with `left` bytes remaining.
-    pub(super) fn from(&self, offset: u64, left: u64) -> &[u8] {
-        &self.at(offset)[..left.min(CHUNK as u64) as usize]
+    /// Returns the bytes that one write sends of a message from `offset` on, if `left` bytes
+    /// remain.
+    pub(super) fn bytes_from(&self, offset: u64, left: u64) -> &[u8] {
+        &self.pattern_at(offset)[..left.min(MAX_CHUNK as u64) as usize]
     }
 
     /// A complete message.
-    pub(super) fn message(&self, header: &Header, length: usize) -> Vec<u8> {
+    pub(super) fn encode_message(&self, header: &Header, length: usize) -> Vec<u8> {
         let mut message = self.0[..length].to_vec();
-        message[..HEADER].copy_from_slice(&header.encode());
+        message[..HEADER_BYTES].copy_from_slice(&header.encode());
         message
     }
 
-    /// Checks that `bytes` are a body's bytes from `offset` of the message on.
-    pub(super) fn check(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        let expected = &self.at(offset)[..bytes.len()];
-        let same = if bytes.len() <= COMPARED {
+    /// Checks that received bytes are those of the pattern, from `offset` of their message on.
+    pub(super) fn check_bytes(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let expected = &self.pattern_at(offset)[..bytes.len()];
+        let same = if bytes.len() <= MAX_COMPARED {
             bytes == expected
         } else {
-            bytes[..PERIOD] == expected[..PERIOD] && bytes.last() == expected.last()
+            bytes[..PATTERN_PERIOD] == expected[..PATTERN_PERIOD] && bytes.last() == expected.last()
         };
         if same { Ok(()) } else { Err(garbled_error()) }
     }
 
-    fn at(&self, offset: u64) -> &[u8] {
-        &self.0[(offset % PERIOD as u64) as usize..]
+    fn pattern_at(&self, offset: u64) -> &[u8] {
+        &self.0[(offset % PATTERN_PERIOD as u64) as usize..]
     }
 }
 
-/// The error if other bytes arrive than were sent.
+/// Makes the error for received bytes that nobody sent.
 pub(super) fn garbled_error() -> io::Error {
     io::Error::new(
         io::ErrorKind::InvalidData,
@@ -126,21 +135,21 @@ mod tests {
             count: true,
             number: 7,
             request: 256,
-            answer: ENDLESS,
+            answer: ENDLESS_LENGTH,
         };
         assert_eq!(Header::decode(&header.encode()).ok(), Some(header));
-        assert!(Header::decode(&[0; HEADER]).is_err());
+        assert!(Header::decode(&[0; HEADER_BYTES]).is_err());
     }
 
     #[test]
     fn a_changed_byte_is_seen() {
         let pattern = Pattern::new();
-        for (length, changed) in [(100, 50), (CHUNK, 0), (CHUNK, CHUNK - 1)] {
-            let mut bytes = pattern.from(300, length as u64).to_vec();
-            assert!(pattern.check(&bytes, 300).is_ok());
-            assert!(pattern.check(&bytes, 301).is_err());
+        for (length, changed) in [(100, 50), (MAX_CHUNK, 0), (MAX_CHUNK, MAX_CHUNK - 1)] {
+            let mut bytes = pattern.bytes_from(300, length as u64).to_vec();
+            assert!(pattern.check_bytes(&bytes, 300).is_ok());
+            assert!(pattern.check_bytes(&bytes, 301).is_err());
             bytes[changed] ^= 1;
-            assert!(pattern.check(&bytes, 300).is_err());
+            assert!(pattern.check_bytes(&bytes, 300).is_err());
         }
     }
 }

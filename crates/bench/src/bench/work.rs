@@ -1,40 +1,43 @@
-//! The work of the peers, and the measured figures.
+//! The kinds of work that peers do, and the figures that are measured.
 
-use super::load::{self, Answers, Direction, PING, Pace, Pool};
+use super::load::{self, Answers, Direction, PING_BYTES, Pace, Pool};
 use super::peer::{Peer, PeerKind, RunningPeer};
 use super::usage::{Clocks, Tree, kernel_memory, socket_memory};
 use anyhow::{Context as _, Result, ensure};
 use berth_rehearse::judges::stats::percentile;
-use berth_rehearse::record::format::count;
+use berth_rehearse::record::format::format_count;
 use clap::ValueEnum;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-/// Number of clients with short connections.
-const CLIENTS: usize = 32;
+/// Number of clients that make short connections at the same time.
+const SHORT_CLIENTS: usize = 32;
 
-/// The answer on each idle connection before the second measurement of memory: a small LIST.
-const LIST: u64 = 1 << 20;
+/// Length of the answer that each idle connection gets before memory is measured again: a small
+/// LIST.
+const SMALL_LIST_BYTES: u64 = 1 << 20;
 
-/// The answer for slow readers, which read 50 KB a second each: a LIST of some 500 pods.
-const LARGE: u64 = 5_000_000;
-const TICK: Duration = Duration::from_millis(100);
-const A_TICK: usize = 5_000;
+/// Length of the answer for slow readers: a LIST of some 500 pods. In each TICK, a reader reads
+/// A_TICK bytes, which makes 50 KB a second.
+const LARGE_LIST_BYTES: u64 = 5_000_000;
+const READ_INTERVAL: Duration = Duration::from_millis(100);
+const READ_BYTES: usize = 5_000;
 
-/// How long slow readers read before memory is measured. By that time buffers have stopped growing.
-const SETTLED: Duration = Duration::from_secs(8);
+/// Time for which slow readers read before memory is measured. Until then, buffers have stopped
+/// growing.
+const SETTLE_TIME: Duration = Duration::from_secs(8);
 
-/// Largest number of descriptors that a relay opens beyond two for each connection. Of all relays,
-/// berth keeps the most descriptors in reserve.
-const SPARE: u64 = 256;
+/// Limit of the descriptors that a relay opens besides two for each connection. Of all relays,
+/// berth keeps the most in reserve.
+const SPARE_DESCRIPTORS: u64 = 256;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(super) enum Work {
     /// Requests and answers of 256 B on 16 and on 1,000 kept connections
     Ping,
-    /// Connect, 64 B there and back, close; 32 clients
+    /// Connect, request and answer of 64 B, close; 32 clients
     Connect,
     /// 1 and 16 streams, in each direction
     Bulk,
@@ -48,18 +51,18 @@ pub(super) enum Work {
     Slow,
 }
 
-/// A part of a peer's work, done once a round.
+/// A measurement of a kind of work. A peer makes the measurement once in each round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Case {
     pub(super) work: Work,
-    /// Connections, clients, streams or readers.
+    /// Number of connections, clients, streams or readers, depending on the work.
     pub(super) count: usize,
-    /// Direction of [`Work::Bulk`].
+    /// Direction of the data in [`Work::Bulk`].
     way: Direction,
 }
 
 impl Work {
-    /// The cases of this work. A short run has smaller cases.
+    /// Returns the cases of this work. A short run has fewer connections.
     pub(super) fn cases(self, short: bool) -> Vec<Case> {
         let (many, idle, growth): (_, _, &[usize]) = if short {
             (250, 500, &[100, 500])
@@ -68,7 +71,7 @@ impl Work {
         };
         let counts = match self {
             Self::Ping => &[16, many][..],
-            Self::Connect => &[CLIENTS],
+            Self::Connect => &[SHORT_CLIENTS],
             Self::Bulk => &[1, 16],
             Self::Idle | Self::Burst => &[idle],
             Self::Growth => growth,
@@ -89,8 +92,8 @@ impl Work {
         cases.collect()
     }
 
-    /// True if a peer does this work.
-    pub(super) fn is_for(self, peer: &Peer) -> bool {
+    /// True if this work is measured for this peer.
+    pub(super) fn is_measured_for(self, peer: &Peer) -> bool {
         match (&peer.kind, self) {
             (PeerKind::Haproxy { splice: true }, work) => work == Self::Bulk,
             (PeerKind::None, work) => work != Self::Idle,
@@ -109,12 +112,12 @@ impl Case {
         }
     }
 
-    /// The most important figure.
+    /// Returns the most important figure of this case.
     pub(super) fn main_metric(self) -> Metric {
         self.key_metrics()[0]
     }
 
-    /// The figures that most readers look for, the most important first.
+    /// Returns the figures that most readers look for. The first is the most important one.
     pub(super) fn key_metrics(self) -> &'static [Metric] {
         match self.work {
             Work::Ping | Work::Connect | Work::Burst | Work::Growth => {
@@ -133,8 +136,8 @@ impl Case {
 }
 
 impl Case {
-    /// The goal of `--pass inject` for a figure: either the least ratio to no relay, or the
-    /// greatest value.
+    /// Returns the goal of `--pass inject` for a figure. The goal is a least ratio to the figure
+    /// without a relay, or a greatest value.
     pub(super) fn goal(self, metric: Metric) -> Option<f64> {
         match (self.work, metric) {
             (Work::Ping, Metric::Rate) | (Work::Bulk, Metric::Gigabits) => Some(0.97),
@@ -172,44 +175,46 @@ impl fmt::Display for Case {
     }
 }
 
-/// A figure's kind, in the order of tables.
+/// A kind of figure. Tables have the kinds in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Metric {
     /// Requests/s.
     Rate,
     /// Bits a second, in 10^9.
     Gigabits,
-    /// Percentiles of the answer times, in µs.
+    /// Percentiles of the time until the answer, in µs. P50 is the median.
     P50,
     P99,
     P999,
-    /// CPU time of the relay for each answer, in µs.
+    /// CPU time that the relay uses for each answer, in µs.
     CpuPerRequest,
-    /// CPU seconds of the relay for 10^9 bytes.
+    /// CPU time that the relay uses to transfer 10^9 bytes, in seconds.
     CpuPerGigabyte,
-    /// Bytes of memory for each connection.
+    /// The relay's memory for each connection, in bytes.
     IdleMemory,
-    /// Bytes of memory for each connection, after an answer of 1 MiB on every connection.
+    /// The relay's memory for each connection after an answer of 1 MiB on every connection, in
+    /// bytes.
     UsedMemory,
-    /// Bytes of the kernel's memory for each connection, with all four sockets.
+    /// The kernel's memory for each connection, in bytes. A connection through a relay has four
+    /// sockets.
     KernelMemory,
-    /// Bytes in the kernel's sockets for each connection, including the sockets of client and
-    /// backend.
+    /// Bytes in the buffers of all sockets of a connection, those of the client and the backend
+    /// included.
     SocketMemory,
-    /// Bytes of memory after one connection.
+    /// The relay's memory after one connection, in bytes.
     BaseMemory,
     /// Bytes of memory.
     Memory,
     /// Open file descriptors.
     Descriptors,
-    /// Time from exec to the first answer, in ms.
+    /// Time from the start of the relay's program (exec) to its first answer, in ms.
     Start,
-    /// Bytes of the program.
+    /// Size of the program, in bytes.
     Size,
 }
 
 impl Metric {
-    /// The figure's title in tables.
+    /// Returns the title of the figure's column in tables.
     pub(super) fn title(self) -> &'static str {
         match self {
             Self::Rate => "requests/s",
@@ -235,7 +240,7 @@ impl Metric {
         matches!(self, Self::Rate | Self::Gigabits)
     }
 
-    pub(super) fn show(self, value: f64) -> String {
+    pub(super) fn format_value(self, value: f64) -> String {
         const MIB: f64 = 1024.0 * 1024.0;
         match self {
             Self::BaseMemory | Self::Memory | Self::Size => format!("{:.1}", value / MIB),
@@ -246,26 +251,26 @@ impl Metric {
     }
 }
 
-/// A whole number with separators.
+/// Formats a whole number with separators between thousands.
 pub(super) fn format_thousands(value: f64) -> String {
     let sign = if value < -0.5 { "-" } else { "" };
-    format!("{sign}{}", count(value.abs().round() as u64))
+    format!("{sign}{}", format_count(value.abs().round() as u64))
 }
 
-/// The figures of a case, or why there are none.
+/// The figures of a case, or the error because of which there are none.
 pub(super) type Measured = Result<Vec<(Metric, f64)>, String>;
 
-/// The conditions of all measurements.
+/// The conditions that all measurements of a run share.
 pub(super) struct Bench<'a> {
     pub(super) backend: SocketAddr,
     pub(super) pace: Pace,
     pub(super) short: bool,
-    /// The parent of the peers' directories.
+    /// The directory in which each peer gets a directory of its own.
     pub(super) directory: &'a Path,
 }
 
 impl Bench<'_> {
-    /// Starts the peer, measures all cases of a work, and ends the peer.
+    /// Starts the peer, measures every case of a work, and ends the peer.
     pub(super) fn run(&self, work: Work, peer: &Peer) -> Vec<(Case, Measured)> {
         let started = peer
             .start(self.backend, self.directory)
@@ -274,8 +279,8 @@ impl Bench<'_> {
         let measure = |case: Case| match &started {
             Ok(running) => {
                 let measured = self.measure(case, peer, running, &mut pool);
-                let measured =
-                    measured.and_then(|figures| running.check(case.count).map(|()| figures));
+                let measured = measured
+                    .and_then(|figures| running.check_passed_sockets(case.count).map(|()| figures));
                 (case, measured.map_err(|error| format!("{error:#}")))
             }
             Err(error) => (case, Err(error.clone())),
@@ -291,28 +296,28 @@ impl Bench<'_> {
         grown: &mut Option<Pool>,
     ) -> Result<Vec<(Metric, f64)>> {
         let limit = berth_os::process::raise_file_limit()?;
-        let needed = 2 * case.count as u64 + SPARE;
+        let needed = 2 * case.count as u64 + SPARE_DESCRIPTORS;
         ensure!(
             limit >= needed,
-            "needs {needed} descriptors, and the hard limit of open files is {limit}: raise it with ulimit -n"
+            "the measurement needs {needed} descriptors, and the hard limit of open files is {limit}: raise the limit with ulimit -n"
         );
         let (address, count) = (running.address, case.count);
         match case.work {
             Work::Ping => Ok(list_figures(
-                &Pool::open(address, count)?.ping(self.pace, &measure_cpu(running)?)?,
+                &Pool::open(address, count)?.measure_ping(self.pace, &make_cpu_meter(running)?)?,
             )),
-            Work::Connect => Ok(list_figures(&load::short_connections(
+            Work::Connect => Ok(list_figures(&load::measure_short_connections(
                 address,
                 count,
                 Some(self.pace),
-                &measure_cpu(running)?,
+                &make_cpu_meter(running)?,
             )?)),
             Work::Bulk => {
-                let (bytes, span) = Pool::open(address, count)?.bulk(
+                let (bytes, span) = Pool::open(address, count)?.measure_bulk(
                     case.way,
                     running.backend,
                     self.pace,
-                    &measure_cpu(running)?,
+                    &make_cpu_meter(running)?,
                 )?;
                 let gigabytes = bytes as f64 / 1e9;
                 let mut figures = vec![(Metric::Gigabits, 8.0 * gigabytes / span.seconds)];
@@ -323,18 +328,19 @@ impl Bench<'_> {
                 Ok(figures)
             }
             Work::Idle => measure_idle(count, peer, running),
-            Work::Burst => Ok(list_figures(&load::short_connections(
+            Work::Burst => Ok(list_figures(&load::measure_short_connections(
                 address,
                 count,
                 None,
-                &measure_cpu(running)?,
+                &make_cpu_meter(running)?,
             )?)),
-            Work::Slow => measure_slow(count, running),
+            Work::Slow => measure_slow_readers(count, running),
             Work::Growth => {
-                // A pool that failed is not used again.
+                // If a case failed, its connections are not used again.
                 let mut pool = grown.take().map_or_else(|| Pool::open(address, 0), Ok)?;
-                pool.grow(count)?;
-                let mut figures = list_figures(&pool.ping(self.pace, &measure_cpu(running)?)?);
+                pool.open_up_to(count)?;
+                let mut figures =
+                    list_figures(&pool.measure_ping(self.pace, &make_cpu_meter(running)?)?);
                 if let Some(tree) = &running.tree {
                     figures.push((Metric::Memory, tree.memory()?));
                 }
@@ -345,10 +351,10 @@ impl Bench<'_> {
     }
 }
 
-/// CPU seconds of the relay's present processes.
-fn measure_cpu(running: &RunningPeer) -> Result<impl Fn() -> Result<Option<f64>> + use<>> {
+/// Returns a function for the CPU seconds of the relay's processes, those that run now.
+fn make_cpu_meter(running: &RunningPeer) -> Result<impl Fn() -> Result<Option<f64>> + use<>> {
     let clocks = running.tree.as_ref().map(Tree::clocks).transpose()?;
-    Ok(move || clocks.as_ref().map(Clocks::seconds).transpose())
+    Ok(move || clocks.as_ref().map(Clocks::cpu_seconds).transpose())
 }
 
 fn list_figures(answers: &Answers) -> Vec<(Metric, f64)> {
@@ -380,15 +386,15 @@ fn measure_idle(count: usize, peer: &Peer, running: &RunningPeer) -> Result<Vec<
     let a_connection = |memory: f64| (memory - base) / count as f64;
     let idle = a_connection(tree.memory()?);
     let kernel = (kernel_memory()? - kernel_base) / count as f64;
-    let descriptors = tree.descriptors()?;
+    let descriptors = tree.count_descriptors()?;
     ensure!(
         peer.is_inject() || descriptors >= 2.0 * count as f64,
-        "only {descriptors} descriptors for {count} connections: some are not held"
+        "only {descriptors} descriptors for {count} connections: some connections are not open"
     );
-    pool.request_answers(LIST)?;
+    pool.request_answers(SMALL_LIST_BYTES)?;
     let used = a_connection(tree.memory()?);
-    // Every connection still works.
-    pool.request_answers(PING as u64)?;
+    // Every connection must still answer.
+    pool.request_answers(PING_BYTES as u64)?;
     Ok(vec![
         (Metric::IdleMemory, idle),
         (Metric::UsedMemory, used),
@@ -396,15 +402,15 @@ fn measure_idle(count: usize, peer: &Peer, running: &RunningPeer) -> Result<Vec<
         (Metric::Descriptors, descriptors),
         (Metric::BaseMemory, base),
         (Metric::Start, running.until_answer.as_secs_f64() * 1e3),
-        (Metric::Size, peer.size() as f64),
+        (Metric::Size, peer.program_size() as f64),
     ])
 }
 
-fn measure_slow(count: usize, running: &RunningPeer) -> Result<Vec<(Metric, f64)>> {
+fn measure_slow_readers(count: usize, running: &RunningPeer) -> Result<Vec<(Metric, f64)>> {
     let mut pool = Pool::open(running.address, count)?;
     let memory = || running.tree.as_ref().map(Tree::memory).transpose();
     let (base, sockets_base) = (memory()?, socket_memory()?);
-    pool.read_slowly(LARGE, TICK, A_TICK, SETTLED)?;
+    pool.read_slowly(LARGE_LIST_BYTES, READ_INTERVAL, READ_BYTES, SETTLE_TIME)?;
     let a_connection = |now: f64, base: f64| (now - base) / count as f64;
     let mut figures = vec![(
         Metric::SocketMemory,

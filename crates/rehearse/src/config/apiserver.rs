@@ -14,15 +14,16 @@ use tokio::time::timeout;
 /// processes of that build start this binary in its place. The path names an open file, because
 /// under QEMU `/proc/PID/exe` is QEMU.
 pub(crate) fn this_binary() -> OsString {
-    static FILE: LazyLock<Option<File>> = LazyLock::new(|| File::open("/proc/self/exe").ok());
-    let file = FILE
+    static PROGRAM_FILE: LazyLock<Option<File>> =
+        LazyLock::new(|| File::open("/proc/self/exe").ok());
+    let file = PROGRAM_FILE
         .as_ref()
         .map_or("exe".into(), |file| format!("fd/{}", file.as_raw_fd()));
     format!("/proc/{}/{file}", std::process::id()).into()
 }
 
 /// Time limit for the answer to `--version`.
-const VERSION_WITHIN: Duration = Duration::from_secs(20);
+const VERSION_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// An apiserver's command as typed by the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,9 +71,9 @@ impl Apiserver {
             .arg("--version")
             .stdin(Stdio::null())
             .kill_on_drop(true);
-        let output = timeout(VERSION_WITHIN, command.output()).await;
+        let output = timeout(VERSION_TIMEOUT, command.output()).await;
         let output =
-            output.map_err(|_| format!("no answer to --version within {VERSION_WITHIN:?}"))?;
+            output.map_err(|_| format!("no answer to --version within {VERSION_TIMEOUT:?}"))?;
         let output = output.map_err(|error| format!("cannot be started: {error}"))?;
         let text = String::from_utf8_lossy(&output.stdout);
         let version = text
@@ -116,7 +117,7 @@ impl Apiserver {
             .unwrap_or_default()
     }
 
-    /// True for a simulated apiserver.
+    /// True for berth's simulated apiserver, false for a real kube-apiserver.
     pub fn is_simulated(&self) -> bool {
         matches!(self, Self::Simulated { .. })
     }
@@ -183,12 +184,7 @@ mod tests {
             wrong,
             "--version ended with exit status: 1 and printed: Error: unknown flag: --x"
         );
-        assert!(
-            ask("/etc/hostname")
-                .await
-                .unwrap_err()
-                .contains("cannot be started")
-        );
+        assert!(ask("/etc/hostname").await.is_err());
     }
 
     #[test]

@@ -27,7 +27,7 @@ pub enum Via {
     #[value(help = "berth")]
     Berth,
     /// Through HAProxy, as a sidecar of each instance.
-    #[value(help = "HAProxy as a sidecar that shares the port, as Lokomotive had it")]
+    #[value(help = "HAProxy as a sidecar that shares the port, as in Lokomotive")]
     Haproxy,
     /// Straight to instances that share the port (`--permit-port-sharing`).
     #[value(help = "The apiservers share the port themselves, by --permit-port-sharing")]
@@ -38,8 +38,8 @@ pub enum Via {
 }
 
 impl Via {
-    /// Returns the way in words.
-    pub fn way(self) -> &'static str {
+    /// Returns the way to the instances in words, for messages.
+    pub fn describe(self) -> &'static str {
         match self {
             Self::Berth => "through berth",
             Self::Haproxy => "through HAProxy",
@@ -49,7 +49,7 @@ impl Via {
     }
 }
 
-/// The processes of an instance, and the order of their SIGTERM.
+/// The processes that an instance consists of, and the order in which they get SIGTERM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Topology {
@@ -58,7 +58,7 @@ pub enum Topology {
     /// Like sidecar, with `berth serve` as a restartable init container: SIGTERM after the
     /// apiserver has ended
     NativeSidecar,
-    /// One `berth serve --discover` for all instances, and a `berth exec` each
+    /// A single `berth serve --discover` for all instances, and a `berth exec` each
     Node,
     /// `berth run`: a single unit, which stops its apiserver itself
     Run,

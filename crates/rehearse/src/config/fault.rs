@@ -3,8 +3,8 @@
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// A fault. Several faults are injected one after another in this order, before and in the first
-/// upgrade.
+/// A fault that a rehearsal injects. The script injects several faults one after another, in the
+/// order of this list, before and during the first upgrade.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fault {
@@ -30,7 +30,7 @@ pub enum Fault {
     ClockJump,
 }
 
-/// The instance that can serve during a fault.
+/// The instance, if any, that can serve clients in place of the faulty one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Standby {
@@ -44,40 +44,40 @@ pub enum Standby {
 }
 
 impl Fault {
-    /// Returns berth's promise under the fault.
+    /// Returns, in words, what berth promises to clients if the fault happens.
     pub fn promise(self, standby: Standby) -> &'static str {
         use Standby::{Bridge, Nothing, Sibling};
         match (self, standby) {
             (Self::BadFlag | Self::NeverReady, Bridge) => {
                 "the new version never gets a connection, clients stay on the bridge until the old version is back, nothing is lost, and \
-                 the reason is given"
+                 the reason is reported"
             }
             (Self::BadFlag | Self::NeverReady, _) => {
-                "the new version never gets a connection, the old one serves on, nothing is lost, and the reason is given"
+                "the new version never gets a connection, the old version continues to serve, nothing is lost, and the reason is reported"
             }
             (Self::CrashAfterReady | Self::Hang, Bridge) => {
                 "clients stay on the bridge, and nothing is lost"
             }
             (Self::KillShim, Bridge) => {
-                "only connections that the bridge had accepted are lost; none is refused, and new ones go to the node's kube-apiserver"
+                "only connections that the bridge had accepted are lost; no connection is refused, and new connections go to the node's kube-apiserver"
             }
             (Self::HangShim, Bridge) => {
-                "connections that the bridge had accepted wait; when the bridge's time stamp is too old, new ones go to the node's \
+                "connections that the bridge had accepted wait; when the bridge's time stamp is too old, new connections go to the node's \
                  kube-apiserver; nothing is lost"
             }
             (Self::KillTemporary, _) => {
-                "only connections on the temporary kube-apiserver end; new ones go to the node's kube-apiserver until another temporary \
-                 one is ready, and none is lost"
+                "only connections on the temporary kube-apiserver end; new connections go to the node's kube-apiserver until another \
+                 temporary kube-apiserver is ready, and no new connection is lost"
             }
             (Self::KillOld, _) => {
-                "only connections still on the old kube-apiserver end; new ones go to the bridge, and none is lost"
+                "only connections still on the old kube-apiserver end; new connections go to the bridge, and no new connection is lost"
             }
             (Self::CrashAfterReady, Sibling) => {
-                "only connections on the crashed apiserver end; new ones go to the other apiserver, and none is lost"
+                "only connections on the crashed apiserver end; new connections go to the other apiserver, and no new connection is lost"
             }
             (Self::Hang, Sibling) => {
-                "requests that the apiserver had begun to answer, and connections that it had accepted with --pass, wait; when probes have \
-                 failed, the other apiserver answers all other connections, waiting ones within 3 s; nothing is lost"
+                "requests that the hanging apiserver had begun to answer wait, and so do connections that it had accepted with --pass; when \
+                 probes have failed, the other apiserver answers all other connections, waiting connections within 3 s; nothing is lost"
             }
             (Self::NoDescriptors, _) => {
                 "clients wait until the shim has file descriptors again; nothing is lost"
@@ -87,13 +87,13 @@ impl Fault {
                 "clients wait until the process continues; nothing is lost"
             }
             (Self::KillShim, Sibling) => {
-                "only connections that the shim has are lost; none is refused, and new ones go to the sibling"
+                "only connections that the shim has are lost; no connection is refused, and new connections go to the sibling"
             }
             (Self::HangShim, Sibling) => {
-                "connections that the shim has wait; when its lease has run out, the sibling accepts; nothing is lost"
+                "connections that the shim has wait; when the shim's lease has expired, the sibling accepts new connections; nothing is lost"
             }
             (Self::CrashAfterReady | Self::KillShim, Nothing) => {
-                "an outage until the process is started again; nothing is lost after that"
+                "an outage until the process is started again; nothing is lost after the restart"
             }
         }
     }
@@ -110,12 +110,12 @@ impl Fault {
     }
 
     /// True if the fault can be injected only in a shim: HAProxy, the other relay, cannot have it.
-    pub fn is_of_shims(self) -> bool {
+    pub fn harms_shims(self) -> bool {
         matches!(self, Self::NoDescriptors | Self::ClockJump)
     }
 
-    /// True if the fault hits the relay of an instance.
+    /// True if the fault is injected in a relay (a shim or HAProxy), and not in an apiserver.
     pub fn needs_a_shim(self) -> bool {
-        matches!(self, Self::KillShim | Self::HangShim) || self.is_of_shims()
+        matches!(self, Self::KillShim | Self::HangShim) || self.harms_shims()
     }
 }

@@ -19,11 +19,11 @@ use std::time::Duration;
 pub use choice::{Topology, Via};
 
 /// Time without an answer after which a connection counts as lost.
-pub const UNANSWERED: Duration = Duration::from_secs(15);
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// A client's timer that is late by this time shows that the machine is too busy. For a single
-/// request, the machine has to schedule threads about twenty times.
-pub const LATE: Duration = Duration::from_millis(500);
+/// Delay of a client's timer from which on the machine counts as too busy. A single request needs
+/// threads to be scheduled about twenty times, so delays of this length add up.
+pub const LATE_TIMER: Duration = Duration::from_millis(500);
 
 /// Allowed rates of new connections a second. At a lower rate, a short run shows nothing. At a
 /// higher rate, a single process cannot keep to the timetable.
@@ -38,15 +38,15 @@ pub const STORM: RangeInclusive<u32> = 0..=20_000;
 pub const UPGRADES: RangeInclusive<u32> = 1..=1000;
 
 /// Time between two requests on an open connection.
-pub const PACE: Duration = Duration::from_millis(100);
+pub const REQUEST_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Time between two writes.
-pub const WRITE_EVERY: Duration = Duration::from_millis(100);
+pub const WRITE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The default of the shims' `--lease`.
-pub const LEASE: Duration = Duration::from_secs(3);
+pub const LEASE_DURATION: Duration = Duration::from_secs(3);
 
-/// The plan of a rehearsal.
+/// Everything that a rehearsal does, as the checked options decide it.
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// Command of the old apiserver.
@@ -63,7 +63,7 @@ pub struct Plan {
     pub berth: Option<PathBuf>,
     /// True if the rehearsal has a network namespace of its own.
     pub netns: bool,
-    /// The processes of an instance.
+    /// The processes that an instance consists of: for example, two containers of one pod.
     pub topology: Topology,
     /// How shims pass clients to instances.
     pub pass: PassMode,
@@ -74,12 +74,12 @@ pub struct Plan {
     pub lasts: Option<Duration>,
     /// Faults to inject, in this order.
     pub faults: BTreeSet<Fault>,
-    /// Durations of the phases.
+    /// Durations and time limits of an upgrade's phases.
     pub timing: Timing,
-    /// Settings of the load.
+    /// Numbers and rates of the load's clients.
     pub load: LoadPlan,
     pub via: Via,
-    /// All runs in order, including [`Plan::via`].
+    /// The ways to rehearse in order, a run for each. [`Plan::via`] is one of them.
     pub runs: Vec<Via>,
     /// Files to write.
     pub output: Output,
@@ -92,7 +92,7 @@ pub struct Output {
     pub report: Option<PathBuf>,
 }
 
-/// Durations of the phases.
+/// Durations and time limits of an upgrade's phases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
     /// Duration of the load on the old instance alone, and again after the old instance is gone.
@@ -102,32 +102,32 @@ pub struct Timing {
     pub settle: Duration,
     /// Time that a new simulated apiserver takes to get ready after it began to listen.
     pub start_delay: Duration,
-    /// Time to wait for an upgrade that is to fail.
+    /// Time after which an upgrade that must fail is given up.
     pub failing: Duration,
     /// Time limit for an instance to get ready and to get new connections.
     pub ready_within: Duration,
     /// Time from SIGTERM to SIGKILL, as in a pod or a systemd unit.
     pub grace: Duration,
-    /// Divisor of the constant times in shims and bridges. No option sets a constant time.
+    /// Divisor, for tests, of the times in shims and bridges that no option sets.
     pub speedup: Speedup,
 }
 
-/// Settings of the load.
+/// Numbers and rates of the load's clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoadPlan {
     /// New TLS connections a second, in the range [`RATE`].
     pub rate: u32,
-    /// Clients with a long-lived connection: at least one of HTTP/1.1 and one of HTTP/2.
+    /// Number of clients with a long-lived connection: at least one of HTTP/1.1 and one of HTTP/2.
     pub clients: u32,
     /// Number of watches, in the range [`WATCHES`].
     pub watches: u32,
-    /// Clients of the storm, which all connect at one moment after the first switch. In the range
-    /// [`STORM`].
+    /// Number of clients in the storm. They all connect at one moment after the first switch. In
+    /// the range [`STORM`].
     pub storm: u32,
     /// Seed of the clients' random numbers.
     pub seed: u64,
-    /// Patience with a watch at the end of the load: if nothing arrived for this time, the writes
-    /// that the watch has not seen count as missed.
+    /// Time without an event after which a watch is given up at the end of the load. The writes
+    /// that the watch has not seen by then count as missed.
     pub catch_up: Duration,
 }
 
@@ -153,21 +153,21 @@ impl Default for Timing {
             start_delay: Duration::ZERO,
             failing: Duration::from_secs(4),
             ready_within: Duration::from_secs(20),
-            grace: GRACE,
+            grace: SHUTDOWN_GRACE,
             speedup: Speedup::NONE,
         }
     }
 }
 
-/// Default of [`Timing::grace`], beyond the shutdown delay: a pod's
-/// `terminationGracePeriodSeconds`.
-pub const GRACE: Duration = Duration::from_secs(30);
+/// Default of [`Timing::grace`], to which an apiserver's shutdown delay is added. As long as the
+/// default of a pod's `terminationGracePeriodSeconds`.
+pub const SHUTDOWN_GRACE: Duration = Duration::from_secs(30);
 
 /// Versions of simulated apiservers, distinct so that `/version` shows the answering apiserver.
-const VERSIONS: [&str; 2] = ["v1.33.0", "v1.34.0"];
+const SIMULATED_VERSIONS: [&str; 2] = ["v1.33.0", "v1.34.0"];
 
 /// Time limit for a real kube-apiserver to get ready on a small machine.
-pub const REAL_READY_WITHIN: Duration = Duration::from_secs(90);
+pub const REAL_READY_TIMEOUT: Duration = Duration::from_secs(90);
 
 impl Default for Plan {
     /// A single upgrade of simulated apiservers through berth.
@@ -175,7 +175,7 @@ impl Default for Plan {
         Self {
             old: Apiserver::default(),
             new: Apiserver::default(),
-            versions: VERSIONS.map(str::to_owned),
+            versions: SIMULATED_VERSIONS.map(str::to_owned),
             etcd: None,
             berth: None,
             netns: false,
@@ -195,7 +195,7 @@ impl Default for Plan {
 
 impl Plan {
     /// Returns the reasons why a fault is impossible in this rehearsal.
-    pub fn misplaced(&self, fault: Fault) -> impl Iterator<Item = &'static str> {
+    pub fn find_objections(&self, fault: Fault) -> impl Iterator<Item = &'static str> {
         let bridged = self.topology == Topology::Bridge;
         let apart = matches!(
             self.topology,
@@ -204,19 +204,19 @@ impl Plan {
         let rules = [
             (
                 fault.needs_a_bridge() && !(bridged && self.via == Via::Berth),
-                "there is no bridge; give --topology bridge, too, or leave it out",
+                "there is no bridge; give --topology bridge, too, or leave the fault out",
             ),
             (
-                fault.is_of_shims() && !apart,
-                "it needs a shim in a process of its own; give --topology sidecar, native-sidecar or node",
+                fault.harms_shims() && !apart,
+                "the fault needs a shim in a process of its own; give --topology sidecar, native-sidecar or node",
             ),
             (
-                fault.is_of_shims() && self.via == Via::Haproxy,
-                "HAProxy has no such shim; leave the fault out",
+                fault.harms_shims() && self.via == Via::Haproxy,
+                "HAProxy has no shim; leave the fault out",
             ),
             (
                 fault.needs_a_shim() && self.via == Via::None,
-                "there is nothing that relays; leave the fault out",
+                "no process relays connections; leave the fault out",
             ),
         ];
         rules
@@ -239,7 +239,8 @@ impl Plan {
         // The shim of the node topology must survive all upgrades, to show whether its resources
         // grow.
         let is_kept = |fault: &Fault| self.topology == Topology::Node && *fault == Fault::KillShim;
-        let has_place = |fault: &Fault| self.misplaced(*fault).next().is_none() && !is_kept(fault);
+        let has_place =
+            |fault: &Fault| self.find_objections(*fault).next().is_none() && !is_kept(fault);
         match self.faults.is_empty() {
             true => Fault::value_variants()
                 .iter()
@@ -258,7 +259,7 @@ impl Plan {
             let asked = apiserver.version(version).await;
             let fix = |why| {
                 format!(
-                    "{option}: {why}; give a kube-apiserver's command that starts, or stand-in for a simulated one"
+                    "{option}: {why}; give a kube-apiserver's command that starts, or stand-in for a simulated apiserver"
                 )
             };
             if let Some(reported) = checks.ok_or_report(asked.map_err(fix)) {
@@ -275,7 +276,8 @@ impl Plan {
                 .output()
                 .await;
             if !help.is_ok_and(|help| String::from_utf8_lossy(&help.stdout).contains("--settle")) {
-                let why = "it has no bridge, which --topology bridge needs; give a newer one";
+                let why =
+                    "this berth has no bridge, which --topology bridge needs; give a newer berth";
                 checks.report(format!("--berth {}: {why}", berth.display()));
             }
         }
@@ -285,9 +287,9 @@ impl Plan {
 
 impl LoadPlan {
     /// Returns the largest number of file descriptors of the load. An unanswered request holds its
-    /// connection for [`UNANSWERED`]. The store's sockets are included.
-    pub fn descriptors(&self) -> u64 {
-        let fresh = u64::from(self.rate) * UNANSWERED.as_secs();
+    /// connection for [`ANSWER_TIMEOUT`]. The store's sockets are included.
+    pub fn max_descriptors(&self) -> u64 {
+        let fresh = u64::from(self.rate) * ANSWER_TIMEOUT.as_secs();
         let others = 2 * u64::from(self.clients) + 3 * u64::from(self.watches) + 128;
         fresh + u64::from(self.storm) + others
     }

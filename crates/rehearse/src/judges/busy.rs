@@ -6,26 +6,26 @@
 //! close counts as unanswered, once it has lasted until the client would have given up. Refused
 //! connections, early resets and wrong answers are losses, however busy the machine was.
 
-use super::requests::MOST_BEHIND;
-use crate::config::LATE;
+use super::requests::MAX_BEHIND;
+use crate::config::LATE_TIMER;
 use crate::record::{Record, data::Ran, event::Attempt, loss::Loss, stamp::Stamp};
 use std::time::Duration;
 
-/// Times when timers of the clients were late by [`LATE`] or more. Nothing of the load could run at
-/// these moments.
+/// Times when timers of the clients were late by [`LATE_TIMER`] or more. Nothing of the load could
+/// run at these moments.
 #[derive(Debug)]
-pub(super) struct Busy {
+pub(super) struct BusyPeriods {
     /// Begin and end of each period with late timers, in order and without overlaps.
     late: Vec<(Stamp, Stamp)>,
     /// True if the clients fell so far behind their timetable that the machine explains every wait.
     is_slow: bool,
 }
 
-impl Busy {
+impl BusyPeriods {
     pub(super) fn of(record: &Record) -> Self {
         Self {
             late: join_periods(record.late.clone()),
-            is_slow: record.behind > MOST_BEHIND,
+            is_slow: record.behind > MAX_BEHIND,
         }
     }
 
@@ -37,17 +37,18 @@ impl Busy {
         }
         let Attempt { due, done, .. } = *attempt;
         let late = sum_overlap((due, done), &self.late);
-        late >= LATE && late * 2 >= done.since(due)
+        late >= LATE_TIMER && late * 2 >= done.since(due)
     }
 }
 
-/// Objects because nobody can tell the cause of unanswered requests.
+/// Adds an objection to the run if requests stayed unanswered while this machine was busy: nobody
+/// can tell whether berth or the machine was the cause.
 pub(super) fn report_unanswered(unanswered: u64, ran: &mut Ran) {
     if unanswered > 0 {
         let unanswered = Loss::Unanswered.words(unanswered);
-        ran.too_busy(format!(
-            "{unanswered}, and meanwhile the clients were far behind their timetable, or their own timers were late by {LATE:?} and more \
-             for half of the time at least"
+        ran.mark_too_busy(format!(
+            "{unanswered}, and this machine was too busy to tell why: the clients were far behind their timetable, \
+             or for half of the wait the clients' timers were late by {LATE_TIMER:?} or more"
         ));
     }
 }
@@ -98,7 +99,11 @@ mod tests {
                 late: periods,
                 ..Record::default()
             };
-            assert_eq!(Busy::of(&record).explains(&wait), is_explained, "{late:?}");
+            assert_eq!(
+                BusyPeriods::of(&record).explains(&wait),
+                is_explained,
+                "{late:?}"
+            );
         }
     }
 }

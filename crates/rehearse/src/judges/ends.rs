@@ -23,18 +23,18 @@ use crate::record::{
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// Time by which one client may see an event later than another client, in addition to
-/// [`Record::behind`]: the control's clients and all other clients share a thread.
+/// Two clients may see the same event at times that differ by this much, because all clients share
+/// a thread. [`Record::behind`] is added.
 const LAG: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
-pub(crate) struct Ends<'a> {
+pub(crate) struct EndJudge<'a> {
     record: &'a Record,
     reports: HashMap<&'a str, &'a EndReport>,
     lag: Duration,
 }
 
-impl<'a> Ends<'a> {
+impl<'a> EndJudge<'a> {
     pub(crate) fn new(record: &'a Record) -> Self {
         let reports = record
             .reports
@@ -50,24 +50,26 @@ impl<'a> Ends<'a> {
 
     /// Returns `Ok` if the stream's own instance ended the stream, and otherwise the evidence
     /// against that.
-    pub(crate) fn by_instance(&self, end: &StreamEnd) -> Result<(), &'static str> {
+    pub(crate) fn check_ended_by_instance(&self, end: &StreamEnd) -> Result<(), &'static str> {
         match self.reports.get(end.stream.as_str()) {
             Some(report) if report.by != EndedBy::Instance => {
                 Err("the instance saw the other side end the stream")
             }
-            Some(report) if report.at > end.at => Err("the instance ended the stream only later"),
-            Some(_) => Ok(()),
-            None if !self.stopping(&end.instance, end.at) => Err("the instance was not stopping"),
-            None if end.signed.is_some() || self.as_control(end) => Ok(()),
-            None => {
-                Err("the instance announced nothing, and connections without berth stayed open")
+            Some(report) if report.at > end.at => {
+                Err("the instance ended the stream only after the client saw the end")
             }
+            Some(_) => Ok(()),
+            None if !self.is_stopping(&end.instance, end.at) => Err("the instance did not stop"),
+            None if end.signed.is_some() || self.ended_like_control(end) => Ok(()),
+            None => Err(
+                "the instance announced no end of the stream, and connections without berth stayed open",
+            ),
         }
     }
 
     /// True if an instance had got SIGTERM, or had exited, at this time.
-    pub(crate) fn stopping(&self, instance: &str, at: Stamp) -> bool {
-        let began = self.began(instance, at);
+    pub(crate) fn is_stopping(&self, instance: &str, at: Stamp) -> bool {
+        let began = self.find_start(instance, at);
         let stops = [MarkKind::Sigterm, MarkKind::Terminating, MarkKind::Exited];
         let mut moments = self
             .record
@@ -78,10 +80,10 @@ impl<'a> Ends<'a> {
         moments.any(|m| m.at >= began && m.at <= at.plus(self.lag))
     }
 
-    /// True if a connection of the control to the same instance, of the same kind as the stream,
-    /// had ended by the end of the stream.
-    fn as_control(&self, end: &StreamEnd) -> bool {
-        let began = self.began(&end.instance, end.at);
+    /// True if the control shows that the instance ended the stream: a connection of the same kind,
+    /// which a client had dialled to the same instance directly, had ended by then.
+    fn ended_like_control(&self, end: &StreamEnd) -> bool {
+        let began = self.find_start(&end.instance, end.at);
         let mut ends = self
             .record
             .control
@@ -91,9 +93,9 @@ impl<'a> Ends<'a> {
         ends.any(|control| control.at >= began && control.at <= end.at.plus(self.lag))
     }
 
-    /// Returns when the process that an instance had at this time was started. A restarted instance
-    /// has had several processes.
-    fn began(&self, instance: &str, at: Stamp) -> Stamp {
+    /// Returns the start time of the process that an instance had at the time `at`. A restarted
+    /// instance has had several processes.
+    fn find_start(&self, instance: &str, at: Stamp) -> Stamp {
         let moments = self.record.moments.0.iter();
         let started =
             moments.filter(|m| m.instance == instance && m.mark == MarkKind::Started && m.at <= at);
@@ -122,7 +124,7 @@ mod tests {
 
     /// Old gets SIGTERM at 1000 ms. Its kept connections end at 1200 ms, and its watches at 2000
     /// ms.
-    fn record_stop() -> Record {
+    fn make_record_of_stop() -> Record {
         let mut record = Record::default();
         record.moments.add(OLD, MarkKind::Started, stamp_at(0));
         record.moments.add(OLD, MarkKind::Sigterm, stamp_at(1000));
@@ -135,7 +137,7 @@ mod tests {
 
     #[test]
     fn an_end_without_an_announcement_is_compared_with_the_control() {
-        let record = record_stop();
+        let record = make_record_of_stop();
         for (end, is_its_own) in [
             // An end up to 50 ms before the control's end counts as simultaneous.
             (end(StreamKind::Kept, 1150), true),
@@ -160,7 +162,7 @@ mod tests {
             ),
         ] {
             assert_eq!(
-                Ends::new(&record).by_instance(&end).is_ok(),
+                EndJudge::new(&record).check_ended_by_instance(&end).is_ok(),
                 is_its_own,
                 "{end:?}"
             );
@@ -171,15 +173,15 @@ mod tests {
             ..record
         };
         assert_eq!(
-            Ends::new(&lagging).by_instance(&end(StreamKind::Kept, 1000)),
+            EndJudge::new(&lagging).check_ended_by_instance(&end(StreamKind::Kept, 1000)),
             Ok(())
         );
     }
 
     #[test]
     fn an_announcement_counts_once_the_instance_was_sent_sigterm() {
-        let record = record_stop();
-        let ends = Ends::new(&record);
+        let record = make_record_of_stop();
+        let ends = EndJudge::new(&record);
         for signed in [
             Signed::EndOfAnswer,
             Signed::LastAnswer,
@@ -190,59 +192,70 @@ mod tests {
                 signed: Some(signed),
                 ..end(StreamKind::Watch, at)
             };
-            assert_eq!(ends.by_instance(&signed(1001)), Ok(()));
+            assert_eq!(ends.check_ended_by_instance(&signed(1001)), Ok(()));
             assert_eq!(
-                ends.by_instance(&signed(900)),
-                Err("the instance was not stopping")
+                ends.check_ended_by_instance(&signed(900)),
+                Err("the instance did not stop")
             );
         }
     }
 
     #[test]
-    fn a_report_decides() {
+    fn a_report_of_the_instance_decides_who_ended_the_stream() {
         let not_its_own = Err("the instance saw the other side end the stream");
         for (by, reported_at, wanted) in [
             (EndedBy::Instance, 3000, Ok(())),
             (
                 EndedBy::Instance,
                 3001,
-                Err("the instance ended the stream only later"),
+                Err("the instance ended the stream only after the client saw the end"),
             ),
             (EndedBy::Peer, 2000, not_its_own),
             (EndedBy::PeerEarly, 2000, not_its_own),
         ] {
             let record = Record {
                 reports: vec![report("stream", by, reported_at)],
-                ..record_stop()
+                ..make_record_of_stop()
             };
             let end = StreamEnd {
                 signed: Some(Signed::CloseNotify),
                 ..end(StreamKind::Watch, 3000)
             };
-            assert_eq!(Ends::new(&record).by_instance(&end), wanted);
+            assert_eq!(EndJudge::new(&record).check_ended_by_instance(&end), wanted);
         }
         // A report about another stream is no evidence for this stream.
         let record = Record {
             reports: vec![report("other", EndedBy::Instance, 500)],
-            ..record_stop()
+            ..make_record_of_stop()
         };
         assert!(
-            Ends::new(&record)
-                .by_instance(&end(StreamKind::Kept, 900))
+            EndJudge::new(&record)
+                .check_ended_by_instance(&end(StreamKind::Kept, 900))
                 .is_err()
         );
     }
 
     #[test]
-    fn an_earlier_life_excuses_nothing() {
-        let mut record = record_stop();
+    fn a_stop_before_a_restart_excuses_no_later_end() {
+        let mut record = make_record_of_stop();
         record.moments.add(OLD, MarkKind::Exited, stamp_at(2000));
         record.moments.add(OLD, MarkKind::Started, stamp_at(3000));
         let killed = end(StreamKind::Kept, 5000);
-        assert!(Ends::new(&record).by_instance(&killed).is_err());
+        assert!(
+            EndJudge::new(&record)
+                .check_ended_by_instance(&killed)
+                .is_err()
+        );
         record.moments.add(OLD, MarkKind::Exited, stamp_at(5000));
-        assert!(Ends::new(&record).by_instance(&killed).is_err());
+        assert!(
+            EndJudge::new(&record)
+                .check_ended_by_instance(&killed)
+                .is_err()
+        );
         record.control.ends.push(end(StreamKind::Kept, 5010));
-        assert_eq!(Ends::new(&record).by_instance(&killed), Ok(()));
+        assert_eq!(
+            EndJudge::new(&record).check_ended_by_instance(&killed),
+            Ok(())
+        );
     }
 }

@@ -1,21 +1,21 @@
-//! The gates of the shims: how many clients waited at a gate.
+//! Counts the clients that waited at a shim's gate: the queue for TLS handshakes.
 
 use super::Case;
 use crate::record::{
     Record,
     data::{Ran, Value},
     event::{Event, EventKind},
-    format::{self, count},
+    format::{self, format_count},
     gate_metrics::GateMetrics,
     stamp::Stamp,
 };
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// The observations of all gates.
+/// Figures of the gates of all shims.
 #[derive(Debug, Default)]
-struct Gates {
-    /// Number of clients that waited at the gates, in order of time.
+struct GateSeries {
+    /// Number of clients that waited at all gates together, at each sample.
     waiting: Vec<(Stamp, u64)>,
     /// Clients that waited and were connected, since the first sample, by class.
     waited: BTreeMap<String, u64>,
@@ -25,7 +25,7 @@ struct Gates {
     before: BTreeMap<PathBuf, GateMetrics>,
 }
 
-impl Gates {
+impl GateSeries {
     /// `None` if the shims have no gate, or were not asked because there was no storm.
     fn of(record: &Record) -> Option<Self> {
         let mut gates = None::<Self>;
@@ -33,7 +33,7 @@ impl Gates {
             match what {
                 // Shims without a gate report nothing.
                 EventKind::Gates(shims) if gates.is_some() || !shims.is_empty() => {
-                    gates.get_or_insert_default().sample(*at, shims);
+                    gates.get_or_insert_default().add_sample(*at, shims);
                 }
                 _ => {}
             }
@@ -41,12 +41,12 @@ impl Gates {
         gates
     }
 
-    /// Adds the reports of the shims.
-    fn sample(&mut self, at: Stamp, shims: &[(PathBuf, GateMetrics)]) {
+    /// Adds the metrics that the shims reported at one time.
+    fn add_sample(&mut self, at: Stamp, shims: &[(PathBuf, GateMetrics)]) {
         for (shim, metrics) in shims {
             let before = self.before.insert(shim.clone(), metrics.clone());
-            // The counts of the first sample are from before the load. A shim that appears later is
-            // new.
+            // The counters of the first sample include clients from before the load, so they are
+            // subtracted. A shim that appears later has counted from zero.
             let first = if self.waiting.is_empty() {
                 metrics.clone()
             } else {
@@ -81,12 +81,12 @@ fn add_increase(
 
 /// Adds how many clients waited at the gates, and why some of them were not connected.
 pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
-    let Some(Gates {
+    let Some(GateSeries {
         waiting,
         waited,
         dropped,
         ..
-    }) = Gates::of(case.record)
+    }) = GateSeries::of(case.record)
     else {
         return;
     };
@@ -103,7 +103,7 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
             "left" => "that had left",
             other => other,
         };
-        format!("{} {words}", count(*clients))
+        format!("{} {words}", format_count(*clients))
     };
     let left: Vec<_> = dropped
         .iter()
@@ -117,15 +117,15 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     };
     let words = format!(
         "{} had to wait, dropped: {left}",
-        format::count_of(all, "client", "clients")
+        format::format_count_with_noun(all, "client", "clients")
     );
     ran.add("most clients queued at the gate", Value::Count(most))
-        .note(words);
+        .set_note(words);
     for (class, clients) in waited {
         ran.add(
             format!("of the gate's class {class}"),
             Value::Count(clients),
         )
-        .note("clients that waited and were connected");
+        .set_note("clients that waited and were connected");
     }
 }

@@ -8,22 +8,23 @@ use crate::record::{
 };
 use std::collections::BTreeMap;
 
-/// Fewest footprints from which the growth of a shim can be judged.
-const FEWEST: usize = 8;
+/// Fewest footprints (a shim's resources after a round) from which growth can be judged.
+const MIN_FOOTPRINTS: usize = 8;
 
-/// Divisor of the number of footprints: this part of them, the first quarter, is left out, because
-/// buffers still grow to their final size.
-const WARM_UP: usize = 4;
+/// Divisor of the number of footprints: the first quarter is left out. Buffers still grow to their
+/// final size during that quarter.
+const WARM_UP_DIVISOR: usize = 4;
 
-/// A figure that may grow.
+/// A figure of a shim's resources, and how much of a rise does not count as growth.
 struct Series {
     name: &'static str,
     of: fn(&Footprint) -> u64,
-    /// Most that the fitted line may rise over the run, however long the run is. A line through a
-    /// single step rises by up to 1.5 times the step. A single additional thread is no growth, and
-    /// the number of descriptors varies by four (pipes, guards, requests for the status).
+    /// Greatest rise of the fitted line from the begin to the end of the run that does not count as
+    /// growth, however long the run is. A line through a single step rises by up to 1.5 times the
+    /// step. A single additional thread is no growth, and the number of descriptors varies by four
+    /// (pipes, guards, requests for the status).
     most: f64,
-    /// Greatest height of the single step up that does not count as growth. Memory has such a step
+    /// Greatest height of a single step up that does not count as growth. Memory has such a step
     /// when an apiserver hangs: the allocator keeps up to 16 KiB for each client that waited.
     step: f64,
 }
@@ -36,7 +37,7 @@ const SERIES: [Series; 3] = [
         step: 8000.0,
     },
     Series {
-        name: "descriptors of no connection",
+        name: "descriptors that belong to no connection",
         of: |f| f.descriptors,
         most: 8.0,
         step: 0.0,
@@ -59,14 +60,18 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
                 .push(footprint);
         }
     }
-    if !shims.is_empty() && shims.values().all(|footprints| footprints.len() < FEWEST) {
+    if !shims.is_empty()
+        && shims
+            .values()
+            .all(|footprints| footprints.len() < MIN_FOOTPRINTS)
+    {
         ran.notes.push(format!(
-            "no shim lived through {FEWEST} rounds: whether one grows was not judged"
+            "no shim ran during {MIN_FOOTPRINTS} rounds, so the growth of shims was not judged"
         ));
     }
     for ((shim, _), footprints) in shims
         .iter()
-        .filter(|(_, footprints)| footprints.len() >= FEWEST)
+        .filter(|(_, footprints)| footprints.len() >= MIN_FOOTPRINTS)
     {
         for Series {
             name,
@@ -75,20 +80,22 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
             step,
         } in SERIES
         {
-            let values: Vec<f64> = footprints[footprints.len() / WARM_UP..]
+            let values: Vec<f64> = footprints[footprints.len() / WARM_UP_DIVISOR..]
                 .iter()
                 .map(|f| of(f) as f64)
                 .collect();
             let (low, high) = values.iter().fold((f64::MAX, f64::MIN), |(l, h), value| {
                 (l.min(*value), h.max(*value))
             });
-            let rise = compute_rise(&without_step(&values, step));
+            let rise = compute_rise(&subtract_greatest_step(&values, step));
             let seen = format!(
                 "the shim {shim} had {low} to {high} {name} in {} rounds",
                 values.len()
             );
             match rise > most {
-                true => ran.object(format!("{seen}, and more from round to round: {rise:+.1}")),
+                true => ran.add_objection(format!(
+                    "{seen}, and the number grew from round to round: {rise:+.1} in all"
+                )),
                 false => ran.notes.push(seen),
             }
         }
@@ -97,7 +104,7 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
 
 /// Returns the values without their greatest step up, of which at most `most` is taken away: a
 /// single step is no growth, whereas a leak has many steps.
-fn without_step(values: &[f64], most: f64) -> Vec<f64> {
+fn subtract_greatest_step(values: &[f64], most: f64) -> Vec<f64> {
     let steps = values.windows(2).map(|pair| pair[1] - pair[0]).enumerate();
     let (before, step) = steps
         .max_by(|(_, a), (_, b)| a.total_cmp(b))
@@ -171,8 +178,9 @@ mod tests {
     /// The first values are from a real run, in which an instance hung for 8 s.
     #[test]
     fn one_step_of_memory_is_no_growth_but_a_greater_one_and_a_leak_are() {
-        let grows =
-            |values: &[f64]| compute_rise(&without_step(values, SERIES[0].step)) > SERIES[0].most;
+        let grows = |values: &[f64]| {
+            compute_rise(&subtract_greatest_step(values, SERIES[0].step)) > SERIES[0].most
+        };
         let run = [
             3812.0, 3824.0, 3924.0, 3932.0, 3868.0, 5588.0, 5588.0, 5584.0, 5584.0, 5944.0, 5944.0,
             6064.0,
@@ -188,6 +196,6 @@ mod tests {
                 .map(|round| f64::from(round) * 60.0)
                 .collect::<Vec<_>>()
         ));
-        assert_eq!(without_step(&[], 9.0), [0.0; 0]);
+        assert_eq!(subtract_greatest_step(&[], 9.0), [0.0; 0]);
     }
 }

@@ -1,4 +1,5 @@
-//! The instances: the connections that each served, and their log lines about certificates.
+//! Checks the instances: how many connections each served, and whether an apiserver logged an
+//! untrusted certificate.
 
 use super::Case;
 use crate::record::{
@@ -9,7 +10,7 @@ use crate::record::{
 };
 
 /// Fewest new connections that each instance has to serve for a verdict.
-const FEWEST: u64 = 20;
+const MIN_CONNECTIONS: u64 = 20;
 
 /// Checks that there was an upgrade, and that each instance was used.
 pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
@@ -20,7 +21,7 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
             format!("connections on {name}"),
             Value::Count(count_served(record, name)),
         )
-        .note(version.clone());
+        .set_note(version.clone());
         ran.instances.push(Instance {
             name: name.clone(),
             version,
@@ -32,7 +33,7 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
         .filter(|event| event.what == EventKind::UntrustedCertificate)
         .count();
     ran.add("x509 errors of apiservers", Value::Count(untrusted as u64))
-        .note("in their logs: an instance met another instance's certificate");
+        .set_note("in the apiservers' logs: an instance got another instance's certificate");
     let turns: Vec<&str> = record
         .players
         .iter()
@@ -40,12 +41,12 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
         .map(|player| player.name.as_str())
         .collect();
     if turns.len() < 2 {
-        ran.object("there was no upgrade".into());
+        ran.add_objection("there was no upgrade".into());
     }
     for name in &turns {
         let served = count_served(record, name);
-        if served < FEWEST {
-            ran.doubt(format!("{name} served only {served} new connections"));
+        if served < MIN_CONNECTIONS {
+            ran.add_doubt(format!("{name} served only {served} new connections"));
         }
     }
     for pair in turns.windows(2) {
@@ -67,16 +68,17 @@ fn count_served(record: &Record, name: &str) -> u64 {
 /// Checks that an upgrade happened, in the right order.
 fn judge_upgrade(record: &Record, old: &str, new: &str, ran: &mut Ran) {
     let moments = &record.moments;
-    // A real apiserver does not report these moments: they are seen from outside, a little later.
+    // A real apiserver does not report when it is ready, terminates or is drained. Then the times
+    // count at which the script saw this from outside, a little later.
     let ready = moments
-        .first(new, MarkKind::Ready)
-        .or(moments.first(new, MarkKind::Joined));
+        .first_time(new, MarkKind::Ready)
+        .or(moments.first_time(new, MarkKind::Joined));
     let stopped = moments
-        .last(old, MarkKind::Terminating)
-        .or(moments.last(old, MarkKind::Sigterm));
+        .last_time(old, MarkKind::Terminating)
+        .or(moments.last_time(old, MarkKind::Sigterm));
     let gone = moments
-        .last(old, MarkKind::Drained)
-        .or(moments.last(old, MarkKind::Exited));
+        .last_time(old, MarkKind::Drained)
+        .or(moments.last_time(old, MarkKind::Exited));
     let served = |a: &&Attempt| matches!(&a.answer, Answer::Good { instance } if instance == new);
     let early = record
         .attempts
@@ -87,22 +89,22 @@ fn judge_upgrade(record: &Record, old: &str, new: &str, ran: &mut Ran) {
     let after = |gone: Stamp| record.attempts.iter().filter(served).any(|a| a.due > gone);
     let objection = match (stopped, gone, ready) {
         (None, ..) => Some(format!("{old} was never sent SIGTERM")),
-        (_, None, _) => Some(format!("{old} did not come to the end of its drain")),
+        (_, None, _) => Some(format!("{old} did not finish its drain")),
         (_, _, None) => Some(format!("{new} never got ready")),
         (Some(stopped), _, Some(ready)) if stopped < ready => {
             Some(format!("{old} was stopped before {new} was ready"))
         }
         (_, Some(gone), _) if !after(gone) => {
-            ran.doubt(format!("{new} served nothing after {old} was gone"));
+            ran.add_doubt(format!("{new} served nothing after {old} was gone"));
             None
         }
         _ => None,
     };
     if let Some(objection) = objection {
-        ran.object(objection);
+        ran.add_objection(objection);
     }
     if early > 0 {
-        ran.object(format!(
+        ran.add_objection(format!(
             "{new} answered {early} requests before its /readyz was 200"
         ));
     }

@@ -1,15 +1,15 @@
-//! The clients' losses, streams and requests that an instance itself ended or rejected, and losses
-//! that a promise under a fault allows.
+//! Counts the clients' losses. Counted apart are streams and requests that an instance itself ended
+//! or rejected, and losses that a promise under a fault allows.
 
 use super::Case;
-use super::busy::{self, Busy};
-use super::ends::Ends;
+use super::busy::{self, BusyPeriods};
+use super::ends::EndJudge;
 use super::faults::{self, Lost};
-use crate::config::UNANSWERED;
+use crate::config::ANSWER_TIMEOUT;
 use crate::record::{
     data::{Loss, Ran, Value},
     event::{Answer, Attempt, ConnectionKind, Failure, StreamEnd, StreamKind},
-    format::count,
+    format::format_count,
     loss,
     stamp::Stamp,
 };
@@ -19,7 +19,7 @@ use std::time::Duration;
 pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     let record = case.record;
     let mut losses = Losses::new(case, ran);
-    losses.clients(&record.attempts, &record.ends);
+    losses.judge_clients(&record.attempts, &record.ends);
     let Losses {
         local,
         ended,
@@ -28,15 +28,16 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
         ..
     } = losses;
     busy::report_unanswered(untold, ran);
-    ran.doubt_machine(local);
+    ran.add_machine_doubts(local);
     judge_events(case, ran);
-    let allowed = ran.allowed();
-    let words = (allowed > 0).then(|| format!("and {} that a promise allows", count(allowed)));
+    let allowed = ran.count_allowed_losses();
+    let words =
+        (allowed > 0).then(|| format!("and {} that a promise allows", format_count(allowed)));
     let lost = (!ran.lost.is_empty()).then(|| loss::losses_in_words(&ran.lost));
     let words = lost.into_iter().chain(words).collect::<Vec<_>>().join(", ");
     ran.add("lost", Value::Count(ran.lost.values().sum()))
-        .main()
-        .note(words);
+        .mark_as_main()
+        .set_note(words);
     if !ran.promises.is_empty() {
         ran.add("allowed under faults", Value::Count(allowed));
     }
@@ -47,14 +48,14 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
         .map(|streams| streams.len() as u64)
         .sum();
     let words = format!(
-        "closed while it shut down (normal); of those past the shims {} of {}",
-        count(record.control.ends.len() as u64),
-        count(streams)
+        "closed during the instance's shutdown (normal); of the streams without berth: {} of {}",
+        format_count(record.control.ends.len() as u64),
+        format_count(streams)
     );
     ran.add("streams ended by the instance", Value::Count(ended))
-        .note(words);
+        .set_note(words);
     ran.add("rejected by the instance", Value::Count(rejected))
-        .note("503 or 429 while it shut down");
+        .set_note("503 or 429 during the instance's shutdown");
 }
 
 /// Counts the events that watches and informers missed or saw twice.
@@ -62,11 +63,12 @@ fn judge_events(case: &Case<'_>, ran: &mut Ran) {
     let Case { record, steps, .. } = case;
     for (at, loss, count) in record.watches.iter().flat_map(|watch| &watch.flaws) {
         *ran.lost.entry(*loss).or_default() += count;
-        // Unseen writes are noticed after the end of the load.
-        let step = steps.at(*at).unwrap_or(steps.count - 1);
-        steps.count(&mut ran.timeline.lost, *loss, step, *count);
+        // A write that a watch never saw is noticed only after the end of the load, and so counts
+        // in the last step.
+        let step = steps.step_at(*at).unwrap_or(steps.count - 1);
+        steps.add_to_step(&mut ran.timeline.lost, *loss, step, *count);
     }
-    // For a deleted object that is still in a copy, the informer missed the event of the deletion.
+    // If an informer still has a deleted object in its copy, it missed the event of the deletion.
     for (loss, count) in [
         (
             Loss::EventMissed,
@@ -90,13 +92,13 @@ fn judge_events(case: &Case<'_>, ran: &mut Ran) {
 struct Losses<'a, 'r> {
     case: &'r Case<'a>,
     ran: &'r mut Ran,
-    ends: Ends<'a>,
-    /// The ends of new connections with a complete TLS handshake.
+    ends: EndJudge<'a>,
+    /// Ends of new connections after a complete TLS handshake, by stream.
     new_ends: HashMap<&'a str, &'a StreamEnd>,
-    /// Number of rejected requests for each stream, as the instances reported. Requests that this
-    /// judge has found already are subtracted.
+    /// Number of requests that an instance reported as rejected, by stream. Each rejected answer
+    /// that this judge finds is subtracted.
     reported: HashMap<&'a str, u32>,
-    /// The instance that answered on a stream.
+    /// The instance that answered, by stream.
     served_by: HashMap<&'a str, &'a str>,
     /// Number of streams that their own instance ended.
     ended: u64,
@@ -104,7 +106,7 @@ struct Losses<'a, 'r> {
     rejected: u64,
     /// Requests that this machine could not make, by reason.
     local: BTreeMap<&'a str, u64>,
-    busy: Busy,
+    busy: BusyPeriods,
     /// Number of requests that stayed unanswered while this machine was too busy to tell why.
     untold: u64,
     slack: Duration,
@@ -126,7 +128,7 @@ impl<'a, 'r> Losses<'a, 'r> {
         Self {
             case,
             ran,
-            ends: Ends::new(record),
+            ends: EndJudge::new(record),
             new_ends: new_ends.map(|end| (end.stream.as_str(), end)).collect(),
             reported: record
                 .reports
@@ -137,31 +139,31 @@ impl<'a, 'r> Losses<'a, 'r> {
             ended: 0,
             rejected: 0,
             local: BTreeMap::new(),
-            busy: Busy::of(record),
+            busy: BusyPeriods::of(record),
             untold: 0,
             slack: faults::measure_slack(record),
         }
     }
 
-    /// Judges the clients' observations.
-    fn clients(&mut self, attempts: &'a [Attempt], ends: &'a [StreamEnd]) {
+    /// Judges each request of a client, and each end of a stream that a client saw.
+    fn judge_clients(&mut self, attempts: &'a [Attempt], ends: &'a [StreamEnd]) {
         for attempt in attempts {
             match &attempt.answer {
                 Answer::Good { .. } => {}
-                Answer::Bad { instance, status } => self.bad_status(attempt, instance, *status),
-                Answer::Failed(failure) => self.failed(attempt, failure),
+                Answer::Bad { instance, status } => self.judge_status(attempt, instance, *status),
+                Answer::Failed(failure) => self.judge_failure(attempt, failure),
             }
         }
         ends.iter()
             .filter(|end| end.what != StreamKind::New)
-            .for_each(|end| self.ended(end));
+            .for_each(|end| self.judge_end(end));
     }
 
     /// True if the instance behind a failed new connection ended the connection.
-    fn instance_ended(&self, stream: &str) -> bool {
+    fn is_ended_by_instance(&self, stream: &str) -> bool {
         self.new_ends
             .get(stream)
-            .is_some_and(|end| self.ends.by_instance(end).is_ok())
+            .is_some_and(|end| self.ends.check_ended_by_instance(end).is_ok())
     }
 
     /// True if an instance rejected a request because the instance was stopping. The instance's
@@ -173,11 +175,11 @@ impl<'a, 'r> Losses<'a, 'r> {
                 *left -= 1;
                 true
             }
-            None => matches!(status, 429 | 503) && self.ends.stopping(instance, attempt.done),
+            None => matches!(status, 429 | 503) && self.ends.is_stopping(instance, attempt.done),
         }
     }
 
-    fn bad_status(&mut self, attempt: &Attempt, instance: &str, status: u16) {
+    fn judge_status(&mut self, attempt: &Attempt, instance: &str, status: u16) {
         if self.is_rejected(attempt, instance, status) {
             self.rejected += 1;
         } else {
@@ -188,21 +190,22 @@ impl<'a, 'r> Losses<'a, 'r> {
                 seen,
                 instance: Some(instance),
             };
-            self.lose(
+            self.count_loss(
                 &lost,
                 &format!("{}: {status} from {instance}", attempt.stream),
             );
         }
     }
 
-    fn failed(&mut self, attempt: &'a Attempt, failure: &'a Failure) {
+    fn judge_failure(&mut self, attempt: &'a Attempt, failure: &'a Failure) {
         match failure {
             Failure::Local(why) => *self.local.entry(why).or_default() += 1,
             Failure::Unanswered => {}
-            // The end of a kept connection is judged once, as the end of a stream.
+            // The end of a kept connection is also in the record as the end of a stream, and is
+            // judged there.
             _ if attempt.kind == ConnectionKind::Kept => return,
             Failure::Reset | Failure::Closed | Failure::Http(_)
-                if self.instance_ended(&attempt.stream) =>
+                if self.is_ended_by_instance(&attempt.stream) =>
             {
                 self.count_end_by_instance(attempt.done);
                 return;
@@ -218,28 +221,30 @@ impl<'a, 'r> Losses<'a, 'r> {
             seen: attempt.done,
             instance,
         };
-        // A reset or close after `UNANSWERED` counts as unanswered: the client would have given up
-        // before if its timer had not been late.
+        // A reset or close after `ANSWER_TIMEOUT` counts as unanswered: the client would have given
+        // up before if its timer had not been late.
         let in_vain = loss == Loss::Unanswered
-            || matches!(loss, Loss::Reset | Loss::Closed) && waited >= UNANSWERED;
+            || matches!(loss, Loss::Reset | Loss::Closed) && waited >= ANSWER_TIMEOUT;
         // A loss that a promise allows is counted under the promise, even if the machine was busy.
-        let is_untold = in_vain && self.busy.explains(attempt);
-        if is_untold && faults::excuse(&self.case.record.injected, &lost, self.slack).is_none() {
+        let is_undecided = in_vain && self.busy.explains(attempt);
+        if is_undecided
+            && faults::find_excuse(&self.case.record.injected, &lost, self.slack).is_none()
+        {
             self.untold += 1;
             return;
         }
-        self.lose(
+        self.count_loss(
             &lost,
             &format!("{}: {failure} after {waited:.1?}", attempt.stream),
         );
     }
 
-    fn ended(&mut self, end: &'a StreamEnd) {
+    fn judge_end(&mut self, end: &'a StreamEnd) {
         if let Failure::Local(why) = &end.how {
             *self.local.entry(why).or_default() += 1;
             return;
         }
-        match self.ends.by_instance(end) {
+        match self.ends.check_ended_by_instance(end) {
             Ok(()) => self.count_end_by_instance(end.at),
             Err(why) => {
                 let while_what = if end.in_flight {
@@ -258,7 +263,7 @@ impl<'a, 'r> Losses<'a, 'r> {
                     seen: end.at,
                     instance,
                 };
-                self.lose(&lost, &words);
+                self.count_loss(&lost, &words);
             }
         }
     }
@@ -266,20 +271,20 @@ impl<'a, 'r> Losses<'a, 'r> {
     /// Counts a stream ended by its own instance.
     fn count_end_by_instance(&mut self, at: Stamp) {
         self.ended += 1;
-        if let Some(step) = self.case.steps.at(at) {
+        if let Some(step) = self.case.steps.step_at(at) {
             self.ran.timeline.ended_by_instance[step] += 1;
         }
     }
 
     /// Counts a loss. If a fault excuses the loss, the loss is counted under that fault.
-    fn lose(&mut self, lost: &Lost<'_>, example: &str) {
+    fn count_loss(&mut self, lost: &Lost<'_>, example: &str) {
         let Self {
             case: Case { record, steps, .. },
             ran,
             ..
         } = self;
-        let step = steps.at(lost.seen);
-        let excuse = faults::excuse(&record.injected, lost, self.slack);
+        let step = steps.step_at(lost.seen);
+        let excuse = faults::find_excuse(&record.injected, lost, self.slack);
         let is_its = |fault: &usize| {
             let allowed = ran.promises[*fault]
                 .allowed
@@ -301,7 +306,7 @@ impl<'a, 'r> Losses<'a, 'r> {
                 .push(format!("{example}, {into:.1?} into the load"));
         }
         if let Some(step) = step {
-            steps.count(&mut ran.timeline.lost, lost.loss, step, 1);
+            steps.add_to_step(&mut ran.timeline.lost, lost.loss, step, 1);
         }
         *ran.lost.entry(lost.loss).or_default() += 1;
     }

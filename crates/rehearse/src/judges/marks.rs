@@ -1,18 +1,20 @@
-//! The events of the instances, in order.
+//! Lists the events of the instances (marks) in order of time, for the report.
 
 use super::Case;
 use crate::record::data::{Mark, MarkKind, Ran};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Adds each mark once, in order. The instance's own report of its termination is used only if the
-/// script logged no SIGTERM.
+/// Adds each event of an instance to the report once, in order. An instance's own report that it
+/// terminates is used only if the script logged no SIGTERM.
 pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     let (moments, span) = (&case.record.moments, &case.span);
     let mut marks: BTreeMap<(i64, &str, MarkKind), String> = BTreeMap::new();
     for moment in &moments.0 {
         let what = match moment.mark {
             MarkKind::Terminating
-                if moments.first(&moment.instance, MarkKind::Sigterm).is_none() =>
+                if moments
+                    .first_time(&moment.instance, MarkKind::Sigterm)
+                    .is_none() =>
             {
                 MarkKind::Sigterm
             }
@@ -20,7 +22,11 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
             mark => mark,
         };
         marks.insert(
-            (span.ms(moment.at), &moment.instance, what),
+            (
+                span.millis_since_load_began(moment.at),
+                &moment.instance,
+                what,
+            ),
             moment.text.clone(),
         );
     }
@@ -30,8 +36,8 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
             promise.fault.clone(),
         );
     }
-    // A mark logged by both the instance and the script is drawn once, until the instance is
-    // started, ends or is harmed.
+    // The instance and the script may both have logged an event. Only the first mark is drawn,
+    // until the instance is started again, ends or is harmed.
     let mut drawn: BTreeSet<(&str, MarkKind)> = BTreeSet::new();
     marks.retain(|(_, instance, what), _| {
         if matches!(what, MarkKind::Started | MarkKind::Exited | MarkKind::Fault) {

@@ -45,7 +45,7 @@ const JUDGES: [fn(&Case<'_>, &mut Ran); 11] = [
     timeline::judge,
 ];
 
-/// A run to be judged.
+/// Everything that a judge knows about a run.
 struct Case<'a> {
     record: &'a Record,
     plan: &'a Plan,
@@ -56,11 +56,11 @@ struct Case<'a> {
 /// Runs all judges. `failed` is the reason if the run did not come to its end.
 pub fn judge(record: &Record, plan: &Plan, failed: Option<&str>) -> Ran {
     let mut ran = Ran::default();
-    let unfinished = failed.map(|why| format!("it did not come to its end: {why}"));
+    let unfinished = failed.map(|why| format!("the rehearsal did not come to its end: {why}"));
     unfinished
         .into_iter()
         .chain(record.troubles.iter().cloned())
-        .for_each(|trouble| ran.object(trouble));
+        .for_each(|trouble| ran.add_objection(trouble));
     for event in &record.events {
         if let EventKind::Note(note) = &event.what {
             ran.notes.push(note.clone());
@@ -75,7 +75,7 @@ pub fn judge(record: &Record, plan: &Plan, failed: Option<&str>) -> Ran {
     };
     ran.simulated = plan.old.is_simulated();
     ran.load_ms = span.over.since(span.began).as_millis() as u64;
-    ran.timeline = case.steps.timeline();
+    ran.timeline = case.steps.empty_timeline();
     JUDGES.iter().for_each(|judge| judge(&case, &mut ran));
     if !ran.lost.is_empty() {
         ran.verdict = Verdict::Lost;
@@ -86,7 +86,7 @@ pub fn judge(record: &Record, plan: &Plan, failed: Option<&str>) -> Ran {
 }
 
 /// The outcome of a promise in words: first the broken parts, then the observations.
-fn what_happened(broken: Vec<String>, seen: Vec<String>) -> Vec<String> {
+fn describe_outcome(broken: Vec<String>, seen: Vec<String>) -> Vec<String> {
     broken
         .into_iter()
         .map(|why| format!("broken: {why}"))
@@ -94,7 +94,7 @@ fn what_happened(broken: Vec<String>, seen: Vec<String>) -> Vec<String> {
         .collect()
 }
 
-/// The load and its consequences.
+/// The period of the load, with the answers that came after its end.
 #[derive(Debug, Clone, Copy)]
 struct Span {
     /// The begin of the load, from which all times are counted.
@@ -107,7 +107,7 @@ struct Span {
 
 impl Span {
     fn of(record: &Record) -> Self {
-        let load = record.load();
+        let load = record.load_period();
         let last = record.attempts.iter().map(|a| a.done).max();
         Self {
             began: load.start,
@@ -116,7 +116,7 @@ impl Span {
         }
     }
 
-    fn ms(&self, at: Stamp) -> i64 {
+    fn millis_since_load_began(&self, at: Stamp) -> i64 {
         let ms = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
         if at < self.began {
             -ms(self.began.since(at))

@@ -6,18 +6,18 @@ use crate::record::{
     Record,
     data::{Ran, Value},
     event::{Answer, ConnectionKind, Failure},
-    format::{self, count, wait_time},
+    format::{self, format_count, format_wait_time},
     stamp::{Stamp, millis},
 };
 use std::ops::Range;
 use std::time::Duration;
 
-/// Fewest new connections for a verdict.
-const FEWEST: u64 = 200;
+/// Fewest new connections that a run needs: fewer would prove nothing.
+const MIN_CONNECTIONS: u64 = 200;
 
 /// How far clients may be behind their timetable before a run measures the machine rather than
 /// berth.
-pub(super) const MOST_BEHIND: Duration = Duration::from_secs(1);
+pub(super) const MAX_BEHIND: Duration = Duration::from_secs(1);
 
 pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     let Case { record, plan, .. } = case;
@@ -32,21 +32,21 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     let connections = new.count() as u64;
     let words = format!(
         "{} on a new connection, to {}",
-        count(connections),
-        ran.apiservers()
+        format_count(connections),
+        ran.describe_apiservers()
     );
     ran.add("requests", Value::Count(record.attempts.len() as u64))
-        .main()
-        .note(words);
+        .mark_as_main()
+        .set_note(words);
     ran.add("new connections", Value::Count(connections));
     judge_waits(record, ran);
     ran.add("x509 errors", Value::Count(x509 as u64));
     let behind = record.behind;
-    if behind > MOST_BEHIND {
+    if behind > MAX_BEHIND {
         let rate = plan.load.rate;
-        ran.too_busy(format!(
+        ran.mark_too_busy(format!(
             "the clients were up to {behind:.1?} behind their timetable: this machine is too slow or too busy for \
-             --rate {rate}, and the waits are its own"
+             --rate {rate}, so the machine caused the waits: give a lower --rate"
         ));
     }
     let load = match (record.began, record.over) {
@@ -54,10 +54,10 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
         _ => Duration::MAX,
     };
     let planned = (f64::from(plan.load.rate) * load.as_secs_f64()) as u64;
-    let fewest = FEWEST.min(planned);
+    let fewest = MIN_CONNECTIONS.min(planned);
     if connections < fewest {
-        ran.doubt(format!(
-            "only {connections} new connections; fewer than {fewest} prove nothing"
+        ran.add_doubt(format!(
+            "there were only {connections} new connections, and fewer than {fewest} connections prove nothing: give a higher --rate"
         ));
     }
 }
@@ -73,33 +73,33 @@ fn judge_waits(record: &Record, ran: &mut Ran) {
         [0.5, 0.99, 1.0].map(|share| percentile(&waits, share).map_or(0.0, millis));
     let words = format!(
         "median {}, 99 % within {}",
-        wait_time(median),
-        wait_time(p99)
+        format_wait_time(median),
+        format_wait_time(p99)
     );
     ran.add("longest wait", Value::Ms(longest))
-        .main()
-        .note(words);
+        .mark_as_main()
+        .set_note(words);
     ran.add("median wait", Value::Ms(median));
     ran.add("99th percentile", Value::Ms(p99));
-    let load = record.load();
-    let answers = good_answers(record, &load);
-    let words = match silent_s(&answers, &load) {
+    let load = record.load_period();
+    let answers = good_answer_times(record, &load);
+    let words = match count_silent_seconds(&answers, &load) {
         0 => String::new(),
         s => format!(
             "{} without any good answer",
-            format::count_of(s, "whole second", "whole seconds")
+            format::format_count_with_noun(s, "whole second", "whole seconds")
         ),
     };
     ran.add(
         "longest time without an answer",
         Value::Ms(millis(longest_silence(&answers, &load))),
     )
-    .main()
-    .note(words);
+    .mark_as_main()
+    .set_note(words);
 }
 
 /// Times of good answers within the load, in order.
-fn good_answers(record: &Record, load: &Range<Stamp>) -> Vec<Stamp> {
+fn good_answer_times(record: &Record, load: &Range<Stamp>) -> Vec<Stamp> {
     let good = record
         .attempts
         .iter()
@@ -113,7 +113,7 @@ fn good_answers(record: &Record, load: &Range<Stamp>) -> Vec<Stamp> {
 }
 
 /// The whole seconds of the load without a good answer.
-fn silent_s(answers: &[Stamp], load: &Range<Stamp>) -> u64 {
+fn count_silent_seconds(answers: &[Stamp], load: &Range<Stamp>) -> u64 {
     let seconds = load.end.since(load.start).as_secs();
     let mut answered: Vec<u64> = answers
         .iter()

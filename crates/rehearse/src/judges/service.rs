@@ -22,7 +22,7 @@ fn find_gaps(record: &Record) -> Option<Vec<(Stamp, Stamp)>> {
             None if is_empty => {}
             None => gaps = Some(Vec::new()),
             Some(gaps) => match gaps.last_mut().filter(|_| was_empty) {
-                // The gap lasts until this poll at least.
+                // The previous poll found no address, so the gap lasts until this poll.
                 Some(gap) => gap.1 = *at,
                 None if is_empty => gaps.push((*at, *at)),
                 None => {}
@@ -38,10 +38,10 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
         return;
     };
     let empty = millis(gaps.iter().map(|(from, to)| to.since(*from)).sum());
-    let words = "the instance that stops removes the address, even if another serves";
+    let words = "the instance that stops removes the address from the Service, even if another instance serves";
     ran.add("Service kubernetes was empty for", Value::Ms(empty))
-        .main()
-        .note(words);
+        .mark_as_main()
+        .set_note(words);
 }
 
 #[cfg(test)]

@@ -1,17 +1,17 @@
 //! A storm: when its clients were served, and how earlier tries failed.
 
-use super::{Case, Span, what_happened};
+use super::{Case, Span, describe_outcome};
 use crate::record::{
     Record,
     data::{Losses, Promise, Ran, Value},
     event::{Answer, Event, EventKind, Failure},
-    format::{self, count, wait_time},
+    format::{self, format_count, format_wait_time},
     loss::{self, Loss},
     stamp::{Stamp, millis},
 };
 use std::collections::BTreeMap;
 
-/// The storm's name in place of a fault's.
+/// Name of a storm in the report, where a promise has the name of its fault.
 const NAME: &str = "storm";
 
 /// Clients that came at one moment, and retried until they were served.
@@ -59,7 +59,7 @@ impl<'a> StormEvents<'a> {
     }
 
     /// Returns when the last client was served. `None` if a client was never served.
-    fn all_served(&self) -> Option<Stamp> {
+    fn last_served_time(&self) -> Option<Stamp> {
         let served = self.served_times();
         served
             .last()
@@ -68,7 +68,7 @@ impl<'a> StormEvents<'a> {
     }
 
     /// The reasons of failed tries.
-    fn failures(&self) -> impl Iterator<Item = &Failure> {
+    fn failures_of_tries(&self) -> impl Iterator<Item = &Failure> {
         self.tries.iter().filter_map(|(_, answer)| {
             if let Answer::Failed(failure) = answer {
                 Some(failure)
@@ -79,26 +79,26 @@ impl<'a> StormEvents<'a> {
     }
 
     /// Returns the number of tries that a client gave up because the wait was too long.
-    fn gave_up(&self) -> u64 {
-        self.failures()
+    fn count_given_up_tries(&self) -> u64 {
+        self.failures_of_tries()
             .filter(|failure| **failure == Failure::Unanswered)
             .count() as u64
     }
 
     /// Judges the promise that each client is served in the end, if it retries after failed tries.
-    fn promise(&self, span: &Span) -> Promise {
+    fn judge_promise(&self, span: &Span) -> Promise {
         let (clients, served) = (self.clients, self.served_times().len());
         let mut broken = Vec::new();
         let mut seen = Vec::new();
-        match self.all_served() {
+        match self.last_served_time() {
             Some(last) => seen.push(format!(
-                "all {clients} were served within {:.1?}",
+                "all {clients} clients were served within {:.1?}",
                 last.since(self.at)
             )),
-            None => broken.push(format!("of {clients} only {served} were served")),
+            None => broken.push(format!("of {clients} clients only {served} were served")),
         }
         let x509 = self
-            .failures()
+            .failures_of_tries()
             .filter(|failure| matches!(failure, Failure::X509(_)))
             .count();
         if x509 > 0 {
@@ -107,16 +107,17 @@ impl<'a> StormEvents<'a> {
         let failed = self.tries.len() - served;
         seen.push(format!(
             "{failed} tries failed, of which {} were given up",
-            self.gave_up()
+            self.count_given_up_tries()
         ));
         Promise {
             fault: NAME.to_owned(),
             instance: NAME.to_owned(),
-            from_ms: span.ms(self.at),
-            to_ms: self.over.map(|over| span.ms(over)),
-            promise: "each of its clients is served, if it retries until it is".to_owned(),
+            from_ms: span.millis_since_load_began(self.at),
+            to_ms: self.over.map(|over| span.millis_since_load_began(over)),
+            promise: "each client of the storm is served, if the client retries until it is served"
+                .to_owned(),
             held: broken.is_empty(),
-            what_happened: what_happened(broken, seen),
+            what_happened: describe_outcome(broken, seen),
             allowed: Losses::new(),
         }
     }
@@ -126,7 +127,7 @@ impl<'a> StormEvents<'a> {
 pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     let Some(storm) = StormEvents::of(case.record) else {
         if case.plan.load.storm > 0 {
-            ran.doubt("there was no storm".into());
+            ran.add_doubt("there was no storm".into());
         }
         return;
     };
@@ -144,17 +145,17 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
         loss.into_iter()
             .for_each(|loss| *failed.entry(loss).or_default() += 1);
     }
-    ran.doubt_machine(local);
-    ran.promises.push(storm.promise(&case.span));
-    let (served, gave_up) = (storm.served_times(), storm.gave_up());
+    ran.add_machine_doubts(local);
+    ran.promises.push(storm.judge_promise(&case.span));
+    let (served, gave_up) = (storm.served_times(), storm.count_given_up_tries());
     let after = |at: &Stamp| millis(at.since(storm.at));
-    let all_served = storm.all_served().as_ref().map(after);
-    let came_to = match all_served {
-        Some(ms) => format!("all served within {}", wait_time(ms)),
-        None => format!("only {} were served", count(served.len() as u64)),
+    let last_served_time = storm.last_served_time().as_ref().map(after);
+    let came_to = match last_served_time {
+        Some(ms) => format!("all served within {}", format_wait_time(ms)),
+        None => format!("only {} were served", format_count(served.len() as u64)),
     };
     let words = (gave_up > 0)
-        .then(|| format::count_of(gave_up, "try given up", "tries given up"))
+        .then(|| format::format_count_with_noun(gave_up, "try given up", "tries given up"))
         .into_iter();
     let words = words
         .chain((!failed.is_empty()).then(|| loss::losses_in_words(&failed)))
@@ -166,14 +167,14 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
         words
     };
     ran.add("clients of the storm", Value::Count(storm.clients.into()))
-        .main()
-        .note(format!("{came_to}; {words}"));
+        .mark_as_main()
+        .set_note(format!("{came_to}; {words}"));
     if let Some(half) = served.get((storm.clients as usize).div_ceil(2).saturating_sub(1)) {
         ran.add("half of the storm served within", Value::Ms(after(half)));
     }
-    if let Some(all) = all_served {
+    if let Some(all) = last_served_time {
         ran.add("storm served within", Value::Ms(all));
     }
     ran.add("storm: tries given up", Value::Count(gave_up))
-        .note("no TLS handshake for 10 s, or no answer for 15 s");
+        .set_note("no TLS handshake for 10 s, or no answer for 15 s");
 }

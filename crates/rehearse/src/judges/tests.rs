@@ -6,7 +6,7 @@ use crate::config::{
     fault::{Fault, Standby},
 };
 use crate::record::{
-    Control, Injected, Player,
+    Control, InjectedFault, Player,
     data::{Losses, MarkKind, Timeline, Value},
     event::{
         Answer, Attempt, ConnectionKind, EndReport, EndedBy, Event, Failure, Footprint, Informer,
@@ -73,14 +73,19 @@ pub(crate) fn report(stream: &str, by: EndedBy, ms: i64) -> (String, EndReport) 
 
 /// A fault of an instance that has a sibling. `until` is `None` if the end of the fault was not
 /// seen.
-pub(crate) fn injected(fault: Fault, instance: &str, from: i64, until: Option<i64>) -> Injected {
+pub(crate) fn injected(
+    fault: Fault,
+    instance: &str,
+    from: i64,
+    until: Option<i64>,
+) -> InjectedFault {
     let (instance, at, over, seen) = (
         instance.into(),
         stamp_at(from),
         until.map(stamp_at),
         vec!["seen".into()],
     );
-    Injected {
+    InjectedFault {
         fault,
         instance,
         standby: Standby::Sibling,
@@ -167,7 +172,7 @@ pub(crate) fn plan(storm: u32) -> Plan {
 
 fn judge_record(record: &Record) -> Ran {
     let ran = judge(record, &plan(0), None);
-    // A page relies on equally long lists in a timeline.
+    // The page can draw a timeline only if all of its lists have the same length.
     let Timeline {
         answered,
         lost,
@@ -185,7 +190,7 @@ fn judge_record(record: &Record) -> Ran {
     ran
 }
 
-/// The verdict on a good run with a change.
+/// Judges a good run that `spoil` has changed.
 fn judge_spoiled(spoil: impl FnOnce(&mut Record)) -> Ran {
     let mut record = record();
     spoil(&mut record);
@@ -198,14 +203,14 @@ fn count_lost(ran: &Ran) -> u64 {
 }
 
 fn read_figure(ran: &Ran, name: &str) -> u64 {
-    match ran.figure(name) {
+    match ran.find_figure(name) {
         Some(Value::Count(count)) => count,
         other => panic!("{name}: {other:?}"),
     }
 }
 
 fn read_ms(ran: &Ran, name: &str) -> f64 {
-    match ran.figure(name) {
+    match ran.find_figure(name) {
         Some(Value::Ms(ms)) => ms,
         other => panic!("{name}: {other:?}"),
     }
@@ -229,7 +234,7 @@ fn all_failures() -> [(Failure, Loss); 7] {
 }
 
 #[test]
-fn a_good_run_holds() {
+fn a_run_without_losses_gets_the_verdict_held() {
     let ran = judge_record(&record());
     assert!(
         ran.verdict == Verdict::Held && ran.lost.is_empty(),
@@ -247,7 +252,7 @@ fn a_good_run_holds() {
         [300, 200, 100, 30]
     );
     for name in ["median wait", "99th percentile", "longest wait"] {
-        assert_eq!(ran.figure(name), Some(Value::Ms(2.0)), "{name}");
+        assert_eq!(ran.find_figure(name), Some(Value::Ms(2.0)), "{name}");
     }
     let timeline = ran.timeline;
     assert_eq!((timeline.step_ms, timeline.allowed.len()), (50, 61));
@@ -316,15 +321,15 @@ fn a_storm_shows_when_its_clients_were_served_and_what_failed_before() {
         ("storm", true, Some(2_900))
     );
     let seen = [
-        "all 3 were served within 800.0ms",
+        "all 3 clients were served within 800.0ms",
         "3 tries failed, of which 1 were given up",
     ];
     assert_eq!(promise.what_happened, seen);
-    assert!(ran.marks.iter().any(|mark| mark.words() == "storm"));
+    assert!(ran.marks.iter().any(|mark| mark.describe_mark() == "storm"));
     for (tries, why) in [
         (
             [&served[..2], &[(2_400, gave_up)]].concat(),
-            "broken: of 3 only 2 were served",
+            "broken: of 3 clients only 2 were served",
         ),
         (
             [&served[..], &[(2_400, x509)]].concat(),
@@ -380,7 +385,7 @@ fn bridged_record() -> Record {
 }
 
 #[test]
-fn what_a_bridge_brings_takes_over_and_is_taken_over_from() {
+fn the_temporary_instance_of_a_bridge_takes_over_and_is_taken_over_from() {
     let ran = judge_record(&bridged_record());
     assert!(
         ran.verdict == Verdict::Held && read_figure(&ran, "connections on old-bridge") == 100,
@@ -440,7 +445,8 @@ fn an_instance_cannot_excuse_what_never_reached_it() {
     }
 }
 
-/// The evidence itself is tested in `ends`.
+/// Only the counting of ends is tested here. The evidence for who ended a stream is tested in
+/// `ends`.
 #[test]
 fn streams_that_their_instance_ended_are_counted_apart_and_others_are_lost() {
     for (reported, losses, ended) in [
@@ -575,18 +581,18 @@ fn an_informer_must_hold_what_was_written() {
 
 #[test]
 fn a_run_that_tests_nothing_does_not_hold() {
-    fn forget(r: &mut Record, name: &str, mark: Option<MarkKind>) {
+    fn remove_marks(r: &mut Record, name: &str, mark: Option<MarkKind>) {
         r.moments
             .0
             .retain(|m| m.instance != name || mark.is_some_and(|mark| m.mark != mark));
     }
-    fn fail(r: &mut Record, failure: Failure) {
+    fn add_failed_attempt(r: &mut Record, failure: Failure) {
         r.attempts.push(attempt("x", 0, 1, Answer::Failed(failure)));
     }
-    fn kill(r: &mut Record) {
+    fn add_kill_trouble(r: &mut Record) {
         r.troubles.push("old had to be killed".into());
     }
-    fn lag(r: &mut Record) {
+    fn set_clients_behind(r: &mut Record) {
         r.behind = Duration::from_secs(2);
     }
     type Spoil = fn(&mut Record);
@@ -594,7 +600,7 @@ fn a_run_that_tests_nothing_does_not_hold() {
     let spoils: [(Spoil, Verdict); 15] = [
         (|r| *r = Record::default(), Wrong),
         (|r| r.players.truncate(1), Wrong),
-        (lag, TooBusy),
+        (set_clients_behind, TooBusy),
         (|r| r.attempts.truncate(30), Unproven),
         (
             |r| {
@@ -608,14 +614,29 @@ fn a_run_that_tests_nothing_does_not_hold() {
             |r| r.watches[0].events.retain(|name, _| name == OLD),
             Unproven,
         ),
-        (|r| forget(r, OLD, None), Wrong),
-        (|r| forget(r, NEW, None), Wrong),
-        (|r| forget(r, OLD, Some(MarkKind::Drained)), Wrong),
+        (|r| remove_marks(r, OLD, None), Wrong),
+        (|r| remove_marks(r, NEW, None), Wrong),
+        (|r| remove_marks(r, OLD, Some(MarkKind::Drained)), Wrong),
         (|r| r.moments.0[4].at = stamp_at(2_500), Wrong),
-        (kill, Wrong),
-        (|r| fail(r, Failure::Local("EMFILE".into())), Unproven),
-        (|r| (lag(r), kill(r)).1, Wrong),
-        (|r| (lag(r), fail(r, Failure::Refused)).1, Lost),
+        (add_kill_trouble, Wrong),
+        (
+            |r| add_failed_attempt(r, Failure::Local("EMFILE".into())),
+            Unproven,
+        ),
+        (
+            |r| {
+                set_clients_behind(r);
+                add_kill_trouble(r);
+            },
+            Wrong,
+        ),
+        (
+            |r| {
+                set_clients_behind(r);
+                add_failed_attempt(r, Failure::Refused);
+            },
+            Lost,
+        ),
     ];
     for (n, (spoil, verdict)) in spoils.into_iter().enumerate() {
         let ran = judge_spoiled(spoil);
@@ -632,11 +653,11 @@ fn a_run_that_tests_nothing_does_not_hold() {
     let ran = judge(&record(), &plan(0), Some("old ended"));
     assert_eq!(
         (ran.verdict, ran.objections[0].as_str()),
-        (Wrong, "it did not come to its end: old ended")
+        (Wrong, "the rehearsal did not come to its end: old ended")
     );
 }
 
-/// The timers that explain a wait are tested in `busy`.
+/// Which late timers explain a wait is tested in `busy`.
 #[test]
 fn a_wait_in_vain_is_lost_unless_this_machine_was_too_busy_to_tell() {
     let ended = |failure: &Failure, done: i64, behind_ms: u64, late: &[(i64, i64)]| {
@@ -652,8 +673,8 @@ fn a_wait_in_vain_is_lost_unless_this_machine_was_too_busy_to_tell() {
         })
     };
     let busy = [(2_000, 14_000)];
-    // A reset or close after 15 s counts as unanswered: a client whose timer was not late would
-    // have given up before.
+    // A reset or close after 15 s counts as unanswered. Unless the client's timer was late, the
+    // client would have given up before.
     for failure in [Failure::Unanswered, Failure::Reset, Failure::Closed] {
         let untold = ended(&failure, 16_000, 0, &busy);
         assert_eq!((untold.verdict, count_lost(&untold)), (Verdict::TooBusy, 0));
@@ -663,7 +684,7 @@ fn a_wait_in_vain_is_lost_unless_this_machine_was_too_busy_to_tell() {
     let objections = ended(&Failure::Unanswered, 16_000, 0, &busy)
         .objections
         .join("\n");
-    insta::assert_snapshot!(objections, @"1 request unanswered for 15 s, and meanwhile the clients were far behind their timetable, or their own timers were late by 500ms and more for half of the time at least");
+    insta::assert_snapshot!(objections, @"1 request unanswered for 15 s, and this machine was too busy to tell why: the clients were far behind their timetable, or for half of the wait the clients' timers were late by 500ms or more");
     // If the clients were more than 1 s behind their timetable, the machine explains every wait.
     for (behind_ms, verdict) in [(1_001, Verdict::TooBusy), (1_000, Verdict::Lost)] {
         assert_eq!(
@@ -698,7 +719,7 @@ fn a_shim_that_has_more_threads_from_round_to_round_is_wrong() {
 }
 
 #[test]
-fn marks_are_those_of_the_script_and_what_only_instances_know() {
+fn marks_are_from_the_script_and_from_instances() {
     let marks: Vec<_> = judge_record(&record())
         .marks
         .iter()
@@ -731,7 +752,7 @@ fn marks_are_those_of_the_script_and_what_only_instances_know() {
 }
 
 #[test]
-fn losses_are_where_they_happened() {
+fn losses_are_counted_in_the_step_of_their_time() {
     let x509 = Answer::Failed(Failure::X509("UnknownIssuer".into()));
     let ran = judge_spoiled(|record| {
         record.attempts.push(attempt(
@@ -815,7 +836,7 @@ fn clients_queued_at_the_gate_are_counted_over_the_lives_of_its_shims() {
 }
 
 #[test]
-fn promises_and_what_they_allow() {
+fn a_promise_allows_the_losses_of_its_fault_only_while_it_is_kept() {
     // The shim of `old` was killed, and two of its connections were cut.
     let killed = |until| {
         judge_spoiled(|record| {
@@ -849,7 +870,8 @@ fn promises_and_what_they_allow() {
             .any(|m| (m.at_ms, m.what, m.text.as_str()) == (500, MarkKind::Fault, "kill-shim"))
     );
 
-    // Of the ended streams, as many are allowed as the shim had. Further ones are losses.
+    // The promise allows as many ended streams as the shim had connections. Further ended streams
+    // are losses.
     for (has, lost) in [
         (None, Losses::new()),
         (Some(1), [(Loss::StreamEnded, 1)].into()),
@@ -858,7 +880,7 @@ fn promises_and_what_they_allow() {
             record
                 .ends
                 .extend(["a", "b"].map(|stream| end(StreamKind::Watch, stream, 510)));
-            record.injected.push(Injected {
+            record.injected.push(InjectedFault {
                 has,
                 ..injected(Fault::KillShim, OLD, 500, Some(600))
             });
@@ -882,7 +904,7 @@ fn promises_and_what_they_allow() {
 }
 
 #[test]
-fn what_other_clients_than_those_of_requests_saw() {
+fn informers_the_control_and_the_service_are_in_the_result() {
     let copy = |id: &str, stale| Informer {
         id: id.into(),
         written: 30,
@@ -922,7 +944,8 @@ fn what_other_clients_than_those_of_requests_saw() {
         (Verdict::Held, true, 1),
         "{ran:#?}"
     );
-    // The quiet informer's copy is no evidence that nothing was missed.
+    // A quiet informer sees no writes, so its copy does not count as evidence that nothing was
+    // missed.
     assert_eq!(
         (
             read_figure(&ran, "informers"),
@@ -931,16 +954,13 @@ fn what_other_clients_than_those_of_requests_saw() {
         ),
         (2, "of 2 hold exactly what was written", 3)
     );
-    assert!(
-        read_note(&ran, "streams ended by the instance")
-            .ends_with("of those past the shims 1 of 8")
-    );
+    assert!(read_note(&ran, "streams ended by the instance").ends_with(" 1 of 8"));
     assert_eq!(read_ms(&ran, "Service kubernetes was empty for"), 500.0);
     assert_eq!(read_figure(&ran, "x509 errors of apiservers"), 0);
 }
 
 #[test]
-fn silence_is_seen() {
+fn a_time_without_answers_is_in_the_result() {
     let name = "longest time without an answer";
     let quiet = judge_spoiled(|record| {
         record
@@ -956,7 +976,7 @@ fn silence_is_seen() {
 }
 
 #[test]
-fn an_aborted_run_is_what_there_was() {
+fn an_aborted_run_is_judged_by_what_was_recorded() {
     let ran = judge_spoiled(|part| {
         part.over = None;
         part.watches.clear();
@@ -977,7 +997,7 @@ fn an_aborted_run_is_what_there_was() {
 }
 
 #[test]
-fn long_runs_have_long_steps() {
+fn a_longer_run_has_longer_steps_in_its_timeline() {
     for (load_ms, step_ms) in [
         (9_000, 50),
         (11_000, 250),

@@ -1,4 +1,4 @@
-//! A run cut into steps.
+//! Cuts a run into steps of equal length, and counts the good answers of each step.
 
 use super::{Case, Span};
 use crate::record::{
@@ -9,18 +9,20 @@ use crate::record::{
 use std::collections::BTreeMap;
 
 /// Most steps of a timeline: about as many as a plot can show.
-const STEPS: u64 = 200;
+const MAX_STEPS: u64 = 200;
 
 /// Possible lengths of a step, in ms. A run gets the first length that cuts the run into at most
-/// [`STEPS`] steps.
-const LENGTHS: [u64; 7] = [50, 250, 500, 1_000, 2_000, 5_000, 10_000];
+/// [`MAX_STEPS`] steps.
+const STEP_LENGTHS: [u64; 7] = [50, 250, 500, 1_000, 2_000, 5_000, 10_000];
 
 /// Counts good answers. Losses, allowed losses and ended streams are added by their judges.
 pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     let Case { record, steps, .. } = case;
     for attempt in &record.attempts {
-        if let (Some(step), Answer::Good { instance }) = (steps.at(attempt.done), &attempt.answer) {
-            steps.count(&mut ran.timeline.answered, instance.clone(), step, 1);
+        if let (Some(step), Answer::Good { instance }) =
+            (steps.step_at(attempt.done), &attempt.answer)
+        {
+            steps.add_to_step(&mut ran.timeline.answered, instance.clone(), step, 1);
         }
     }
 }
@@ -35,9 +37,11 @@ pub(super) struct Steps {
 impl Steps {
     pub(super) fn of(span: &Span) -> Self {
         let all = u64::try_from(span.last.since(span.began).as_millis()).unwrap_or(u64::MAX);
-        let few_enough = LENGTHS.into_iter().find(|length| all / length < STEPS);
-        let length_ms = few_enough.unwrap_or_else(|| (all / STEPS).next_multiple_of(10_000));
-        // The last moment is in a step too.
+        let few_enough = STEP_LENGTHS
+            .into_iter()
+            .find(|length| all / length < MAX_STEPS);
+        let length_ms = few_enough.unwrap_or_else(|| (all / MAX_STEPS).next_multiple_of(10_000));
+        // The last moment needs a step, too, so there is one step more than whole steps.
         Self {
             began: span.began,
             length_ms,
@@ -46,7 +50,7 @@ impl Steps {
     }
 
     /// An empty timeline.
-    pub(super) fn timeline(self) -> Timeline {
+    pub(super) fn empty_timeline(self) -> Timeline {
         let nothing = vec![0; self.count];
         let (allowed, ended_by_instance) = (nothing.clone(), nothing);
         Timeline {
@@ -57,14 +61,14 @@ impl Steps {
         }
     }
 
-    pub(super) fn at(self, at: Stamp) -> Option<usize> {
+    pub(super) fn step_at(self, at: Stamp) -> Option<usize> {
         let step = at.since(self.began).as_millis() / u128::from(self.length_ms);
         usize::try_from(step)
             .ok()
             .filter(|step| at >= self.began && *step < self.count)
     }
 
-    pub(super) fn count<K: Ord>(
+    pub(super) fn add_to_step<K: Ord>(
         self,
         series: &mut BTreeMap<K, Vec<u64>>,
         key: K,

@@ -5,7 +5,7 @@ use crate::record::{
     Record,
     data::{Ran, Value},
     event::{Informer, WatchSum},
-    format::count,
+    format::format_count,
     loss::Loss,
 };
 
@@ -23,15 +23,20 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
         "no write missed or duplicated"
     };
     ran.add("watch events", Value::Count(events))
-        .main()
-        .note(seen);
-    // The copies of quiet informers are no evidence.
-    let copies = || informers.iter().filter(|informer| !informer.is_quiet());
+        .mark_as_main()
+        .set_note(seen);
+    // Nobody writes the objects of quiet informers, so their copies are no evidence.
+    let copies = || {
+        informers
+            .iter()
+            .filter(|informer| !informer.follows_objects_without_writes())
+    };
     let whole = copies()
         .filter(|informer| informer.missing + informer.stale + informer.duplicated == 0)
         .count();
     let words = format!("of {} hold exactly what was written", copies().count());
-    ran.add("informers", Value::Count(whole as u64)).note(words);
+    ran.add("informers", Value::Count(whole as u64))
+        .set_note(words);
     let both = |watch: fn(&WatchSum) -> u64, informer: fn(&Informer) -> u64| -> u64 {
         watches
             .iter()
@@ -40,13 +45,13 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
             .sum()
     };
     let words = format!(
-        "{} after 410 Gone: their resourceVersion was older than the instance (--settle)",
-        count(both(|w| w.expired, |i| i.expired))
+        "{} after 410 Gone: the watch's resourceVersion was older than the instance (--settle)",
+        format_count(both(|w| w.expired, |i| i.expired))
     );
     ran.add("relists", Value::Count(both(|w| w.relists, |i| i.relists)))
-        .note(words);
+        .set_note(words);
     if watches.len() < plan.load.watches as usize {
-        ran.object(format!(
+        ran.add_objection(format!(
             "only {} of {} watches finished",
             watches.len(),
             plan.load.watches
@@ -56,6 +61,6 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
         .iter()
         .any(|w| w.events.values().filter(|events| **events > 0).count() > 1)
     {
-        ran.doubt("no watch saw events from more than one instance".into());
+        ran.add_doubt("no watch saw events from more than one instance".into());
     }
 }

@@ -1,11 +1,11 @@
 //! New connections from given addresses to any apiserver, without a certificate, for paths that any
 //! client may read.
 
-use super::dial::{Target, within};
+use super::dial::{Target, limit_time};
 use super::fresh::begin_attempts;
 use super::objects::get_request;
 use super::timetable::Seed;
-use super::{Due, UNANSWERED};
+use super::{ANSWER_TIMEOUT, Due};
 use crate::record::event::Protocol;
 use crate::testbed::certs;
 use hyper::StatusCode;
@@ -14,7 +14,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-/// A request, with the source addresses and the rate.
+/// A request to repeat on new connections, with their rate and source addresses.
 #[derive(Debug)]
 pub struct Anonymous {
     /// The server's address. The certificate must contain the IP.
@@ -43,21 +43,22 @@ pub struct Connection {
 }
 
 impl Anonymous {
-    /// Connects until `stop`, and waits for open attempts. Uses HTTP/1.1: a stopping apiserver
-    /// answers every request on a new HTTP/1.1 connection, whereas with HTTP/2 the server may send
-    /// GOAWAY while the request is on the way. Only a judge of the instance's end can tell a
-    /// crossed request from a loss.
+    /// Connects until `stop`, and waits for open attempts. Uses HTTP/1.1, because a stopping
+    /// apiserver answers every request on a new HTTP/1.1 connection. With HTTP/2, the apiserver may
+    /// send GOAWAY while the request is on the way, and nothing here could tell that request from a
+    /// loss.
     pub async fn run(
         self,
         stop: impl Future<Output = ()>,
         tell: impl Fn(Connection) + Send + Sync + 'static,
     ) -> Result<(), rustls::Error> {
         let config = certs::client_config(self.ca, None)?;
-        let target = Target::of(self.server, certs::Names::default(), &config);
-        let from = |source: &IpAddr| target.from(*source, format!("{}/{source}", self.agent));
+        let target = Target::with_config(self.server, certs::Names::default(), &config);
+        let from =
+            |source: &IpAddr| target.with_source(*source, format!("{}/{source}", self.agent));
         let targets: Vec<_> = self.sources.iter().map(from).collect();
         let (path, tell) = (self.path, Arc::new(tell));
-        begin_attempts(stop, Seed(0).fresh(self.rate), |entry, due| {
+        begin_attempts(stop, Seed(0).fresh_entries(self.rate), |entry, due| {
             let index = entry.number as usize % targets.len();
             let (target, source) = (targets[index].clone(), self.sources[index]);
             let (path, tell) = (path.clone(), tell.clone());
@@ -72,8 +73,8 @@ async fn try_connection(target: &Target, source: IpAddr, path: String, due: Due)
     let began = SystemTime::now();
     let mut client = source.to_string();
     let mut step = "connect";
-    let asked = within(UNANSWERED, async {
-        let socket = target.socket()?;
+    let asked = limit_time(ANSWER_TIMEOUT, async {
+        let socket = target.open_socket()?;
         if let Ok(address) = socket.local_addr() {
             client = address.to_string();
         }

@@ -46,7 +46,7 @@ impl Closed {
         } = self;
         let config = certs::client_config(ca, Some(&Identity { cert, key }))
             .map_err(|error| error.to_string())?;
-        let target = Target::of(server, certs::Names::default(), &config);
+        let target = Target::with_config(server, certs::Names::default(), &config);
         let over = CancellationToken::new();
         let mut asking = JoinSet::new();
         for _ in 0..clients {
@@ -59,7 +59,7 @@ impl Closed {
         }
         tokio::select! {
             () = stop => over.cancel(),
-            // A client ends early only by an error.
+            // A client ends before `stop` only if a request failed.
             Some(ended) = asking.join_next() => {
                 ended.map_err(|error| error.to_string())??;
             }

@@ -26,11 +26,11 @@ use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// Names a client in audit logs.
+/// User agent of the clients, for audit logs.
 const USER_AGENT: &str = concat!("berth-rehearse/", env!("CARGO_PKG_VERSION"));
 
 /// Time limit for the TLS close when this side closes a connection.
-const GOODBYE: Duration = Duration::from_secs(1);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Keepalive with which an idle connection ends 30 s after the last packet of its peer. client-go
 /// notices a dead peer after 45 s, by pings of HTTP/2.
@@ -39,8 +39,8 @@ const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
     .with_interval(Duration::from_secs(5))
     .with_retries(3);
 
-/// Stands for a server with a trusted certificate that belongs to no instance.
-const STRANGER: &str = "unknown";
+/// Name of the answering instance if its certificate is trusted, but is no instance's.
+const UNKNOWN_INSTANCE: &str = "unknown";
 
 /// The address to dial and the certificates to trust.
 #[derive(Clone)]
@@ -56,18 +56,18 @@ pub struct Target {
 }
 
 impl Target {
-    /// The berth's address. The certificates must contain the IP.
+    /// A target at the berth's address, for which every serving certificate must be valid.
     pub fn new(address: SocketAddr, certs: &Certs) -> Result<Self, rustls::Error> {
-        Ok(Self::of(
+        Ok(Self::with_config(
             address,
             certs.names.clone(),
             &certs.client_config()?,
         ))
     }
 
-    /// Like [`Target::new`], as an admin.
-    pub(super) fn admin(address: SocketAddr, certs: &Certs) -> Result<Self, rustls::Error> {
-        Ok(Self::of(
+    /// Like [`Target::new`], with an admin's client certificate.
+    pub(super) fn new_admin(address: SocketAddr, certs: &Certs) -> Result<Self, rustls::Error> {
+        Ok(Self::with_config(
             address,
             certs.names.clone(),
             &certs.admin_config()?,
@@ -75,7 +75,11 @@ impl Target {
     }
 
     /// A target with the certificates of `config`.
-    pub(super) fn of(address: SocketAddr, names: Names, config: &rustls::ClientConfig) -> Self {
+    pub(super) fn with_config(
+        address: SocketAddr,
+        names: Names,
+        config: &rustls::ClientConfig,
+    ) -> Self {
         let connector = |alpn: &[u8]| {
             let mut config = config.clone();
             config.alpn_protocols = vec![alpn.to_vec()];
@@ -92,7 +96,7 @@ impl Target {
         }
     }
 
-    pub(super) fn at(&self, instance: &Joined) -> Self {
+    pub(super) fn with_instance(&self, instance: &Joined) -> Self {
         Self {
             address: instance.address,
             ..self.clone()
@@ -105,11 +109,11 @@ impl Target {
 
     /// Returns a target for each instance, the latest first. If there are no instances, returns the
     /// berth's address as the only target.
-    pub(super) fn direct(&self, instances: &Instances) -> Vec<Self> {
+    pub(super) fn instance_targets(&self, instances: &Instances) -> Vec<Self> {
         let mut targets: Vec<Self> = instances
             .iter()
             .rev()
-            .map(|joined| self.at(joined))
+            .map(|joined| self.with_instance(joined))
             .collect();
         if targets.is_empty() {
             targets.push(self.clone());
@@ -118,7 +122,7 @@ impl Target {
     }
 
     /// A target dialled from a given source address, with a given user agent.
-    pub(super) fn from(&self, source: IpAddr, agent: String) -> Self {
+    pub(super) fn with_source(&self, source: IpAddr, agent: String) -> Self {
         Self {
             source: Some(source),
             agent,
@@ -126,8 +130,8 @@ impl Target {
         }
     }
 
-    /// A socket to dial from.
-    pub(super) fn socket(&self) -> Result<TcpSocket, Failure> {
+    /// Makes the socket of a connection, bound to the source address if the target has one.
+    pub(super) fn open_socket(&self) -> Result<TcpSocket, Failure> {
         let socket = || {
             let socket = if self.address.is_ipv4() {
                 TcpSocket::new_v4()
@@ -141,12 +145,12 @@ impl Target {
             }
             Ok(socket)
         };
-        socket().map_err(|e| io_failure(&e))
+        socket().map_err(|e| classify_io_error(&e))
     }
 
     /// Connects. There is no time limit here: callers have their own.
     pub(super) async fn dial(&self, protocol: Protocol, stream: StreamId) -> Result<Link, Failure> {
-        self.dial_from(self.socket()?, protocol, stream).await
+        self.dial_from(self.open_socket()?, protocol, stream).await
     }
 
     /// Connects from a given socket.
@@ -159,7 +163,7 @@ impl Target {
         let tcp = socket
             .connect(self.address)
             .await
-            .map_err(|e| io_failure(&e))?;
+            .map_err(|e| classify_io_error(&e))?;
         let _ = tcp.set_nodelay(true);
         let connector = match protocol {
             Protocol::Http1 => &self.http1,
@@ -168,16 +172,19 @@ impl Target {
         let tls = connector
             .connect(self.name.clone(), tcp)
             .await
-            .map_err(|e| io_failure(&e))?;
-        let instance = self.names.instance(tls.get_ref().1.peer_certificates());
+            .map_err(|e| classify_io_error(&e))?;
+        let instance = self
+            .names
+            .instance_of_chain(tls.get_ref().1.peer_certificates());
         let observed = Observed::new(tls, protocol == Protocol::Http2);
         let end_signals = observed.end_signals();
         let io = TokioIo::new(observed);
         let over = CancellationToken::new();
         let (sender, driver) = match protocol {
             Protocol::Http1 => {
-                let (sender, connection) =
-                    http1::handshake(io).await.map_err(|e| http_failure(&e))?;
+                let (sender, connection) = http1::handshake(io)
+                    .await
+                    .map_err(|e| classify_http_error(&e))?;
                 (
                     Sender::Http1(sender),
                     tokio::spawn(drive_connection(connection, over.clone())),
@@ -185,7 +192,7 @@ impl Target {
             }
             Protocol::Http2 => {
                 let handshake = http2::handshake(TokioExecutor::new(), io);
-                let (sender, connection) = handshake.await.map_err(|e| http_failure(&e))?;
+                let (sender, connection) = handshake.await.map_err(|e| classify_http_error(&e))?;
                 (
                     Sender::Http2(sender),
                     tokio::spawn(drive_connection(connection, over.clone())),
@@ -193,7 +200,7 @@ impl Target {
             }
         };
         Ok(Link {
-            instance: instance.unwrap_or_else(|| STRANGER.to_owned()),
+            instance: instance.unwrap_or_else(|| UNKNOWN_INSTANCE.to_owned()),
             stream,
             protocol,
             sender,
@@ -214,7 +221,7 @@ enum Sender {
 
 /// An open connection. Dropping the value closes the connection.
 pub(super) struct Link {
-    /// The instance, by its certificate.
+    /// Name of the instance, known by its serving certificate.
     pub(super) instance: String,
     pub(super) stream: StreamId,
     protocol: Protocol,
@@ -225,12 +232,13 @@ pub(super) struct Link {
     last_answer: bool,
     host: String,
     agent: String,
-    /// Stops the driver on drop.
+    /// Ends the task that moves the connection's bytes, when dropped.
     _open: DropGuard,
 }
 
-/// Moves the bytes of a connection until it ends. When this side closes the connection, the TLS
-/// close has [`GOODBYE`], because an outstanding answer must not keep the connection open.
+/// Moves the bytes of a connection until it ends. If this side closes the connection, the TLS close
+/// may take [`CLOSE_TIMEOUT`] at most, because an outstanding answer must not keep the connection
+/// open.
 async fn drive_connection(
     connection: impl Future<Output = hyper::Result<()>>,
     over: CancellationToken,
@@ -238,15 +246,15 @@ async fn drive_connection(
     let mut connection = pin!(connection);
     tokio::select! {
         result = connection.as_mut() => result,
-        () = over.cancelled() => tokio::time::timeout(GOODBYE, connection).await.unwrap_or(Ok(())),
+        () = over.cancelled() => tokio::time::timeout(CLOSE_TIMEOUT, connection).await.unwrap_or(Ok(())),
     }
 }
 
-/// A request without an answer.
-pub(super) enum Unsent {
+/// The reason why a request has no answer.
+pub(super) enum SendError {
     /// Not a byte of the request left this process: the connection had ended already.
     NeverSent,
-    /// The request may have left.
+    /// The request, or a part of it, may have reached the instance.
     Died(Failure),
 }
 
@@ -255,7 +263,7 @@ impl Link {
     pub(super) async fn send(
         &mut self,
         request: objects::Request,
-    ) -> Result<Response<Incoming>, Unsent> {
+    ) -> Result<Response<Incoming>, SendError> {
         let uri = match self.sender {
             Sender::Http1(_) => request.path,
             Sender::Http2(_) => format!("https://{}{}", self.host, request.path),
@@ -272,14 +280,14 @@ impl Link {
         }
         let request = builder
             .body(request.body.into())
-            .map_err(|e| Unsent::Died(Failure::Local(e.to_string())))?;
+            .map_err(|e| SendError::Died(Failure::Local(e.to_string())))?;
         let sent = match &mut self.sender {
             Sender::Http1(sender) => sender.try_send_request(request).await,
             Sender::Http2(sender) => sender.try_send_request(request).await,
         };
         let response = sent.map_err(|mut error| match error.take_message() {
-            Some(_) => Unsent::NeverSent,
-            None => Unsent::Died(http_failure(error.error())),
+            Some(_) => SendError::NeverSent,
+            None => SendError::Died(classify_http_error(error.error())),
         })?;
         self.last_answer |= response
             .headers()
@@ -288,15 +296,16 @@ impl Link {
         Ok(response)
     }
 
-    /// Sends the first request of a connection.
-    pub(super) async fn first(
+    /// Sends the first request of a connection, and returns the answer's head. A connection that
+    /// has ended already is a failure of the request.
+    pub(super) async fn send_first(
         &mut self,
         request: objects::Request,
     ) -> Result<Response<Incoming>, Failure> {
         match self.send(request).await {
             Ok(response) => Ok(response),
-            Err(Unsent::Died(failure)) => Err(failure),
-            Err(Unsent::NeverSent) => Err(self.ended().await),
+            Err(SendError::Died(failure)) => Err(failure),
+            Err(SendError::NeverSent) => Err(self.wait_for_end().await),
         }
     }
 
@@ -305,13 +314,13 @@ impl Link {
         &mut self,
         request: objects::Request,
     ) -> Result<(StatusCode, Bytes), Failure> {
-        let response = self.first(request).await?;
+        let response = self.send_first(request).await?;
         let status = response.status();
         Ok((status, read_body(response.into_body()).await?))
     }
 
-    /// Turns a status into an answer.
-    pub(super) fn answer_of(&self, status: StatusCode) -> Answer {
+    /// Classifies a status: good below 400.
+    pub(super) fn to_answer(&self, status: StatusCode) -> Answer {
         let (instance, status) = (self.instance.clone(), status.as_u16());
         if status < 400 {
             Answer::Good { instance }
@@ -322,17 +331,17 @@ impl Link {
 
     /// Waits until the connection ends for another reason than a close by this side, and returns
     /// the reason. Cancel-safe.
-    pub(super) async fn ended(&mut self) -> Failure {
+    pub(super) async fn wait_for_end(&mut self) -> Failure {
         match (&mut self.driver).await {
             Ok(Ok(())) => Failure::Closed,
-            Ok(Err(error)) => http_failure(&error),
+            Ok(Err(error)) => classify_http_error(&error),
             Err(error) => Failure::Local(error.to_string()),
         }
     }
 
     /// Describes the end of the connection, which the client sees now. `end_of_answer` is true if a
     /// streamed answer in flight ended regularly.
-    pub(super) fn end(
+    pub(super) fn describe_end(
         &self,
         what: StreamKind,
         how: Failure,
@@ -341,11 +350,11 @@ impl Link {
     ) -> StreamEnd {
         let signed = if end_of_answer {
             Some(Signed::EndOfAnswer)
-        } else if self.end_signals.close_notify() {
+        } else if self.end_signals.has_close_notify() {
             Some(Signed::CloseNotify)
         } else if self.last_answer && !in_flight {
             Some(Signed::LastAnswer)
-        } else if self.end_signals.goaway() && (!in_flight || matches!(how, Failure::Http(_))) {
+        } else if self.end_signals.has_goaway() && (!in_flight || matches!(how, Failure::Http(_))) {
             Some(Signed::GoAway)
         } else {
             None
@@ -364,7 +373,7 @@ impl Link {
 }
 
 /// Turns a step that takes longer than `bound` into [`Failure::Unanswered`].
-pub(super) async fn within<T>(
+pub(super) async fn limit_time<T>(
     bound: Duration,
     step: impl Future<Output = Result<T, Failure>>,
 ) -> Result<T, Failure> {
@@ -378,11 +387,11 @@ pub(super) async fn read_body(body: Incoming) -> Result<Bytes, Failure> {
     body.collect()
         .await
         .map(http_body_util::Collected::to_bytes)
-        .map_err(|e| http_failure(&e))
+        .map_err(|e| classify_http_error(&e))
 }
 
 /// Classifies an I/O error of connect or TLS.
-fn io_failure(error: &io::Error) -> Failure {
+fn classify_io_error(error: &io::Error) -> Failure {
     use io::ErrorKind as Kind;
     match error
         .get_ref()
@@ -404,13 +413,13 @@ fn io_failure(error: &io::Error) -> Failure {
 }
 
 /// Classifies an HTTP error, most often by an I/O error further down.
-pub(super) fn http_failure(error: &hyper::Error) -> Failure {
+pub(super) fn classify_http_error(error: &hyper::Error) -> Failure {
     let mut source = error.source();
     while let Some(cause) = source {
         let io = cause.downcast_ref::<io::Error>();
-        // HTTP/2's errors do not show their source.
+        // An error of HTTP/2 does not have the I/O error as its source: `get_io` returns it.
         if let Some(io) = io.or_else(|| cause.downcast_ref::<h2::Error>()?.get_io()) {
-            return io_failure(io);
+            return classify_io_error(io);
         }
         source = cause.source();
     }

@@ -5,9 +5,9 @@
 //! clients' requests with 403, as it would reject a kubelet's requests.
 
 use super::dial::Target;
-use super::objects::{self, Request, WRITTEN};
+use super::objects::{self, Request, WRITE_NAMESPACE};
 use crate::record::event::{Failure, Protocol};
-use crate::testbed::certs::{CLIENTS, Certs};
+use crate::testbed::certs::{CLIENT_GROUP, Certs};
 use hyper::{Method, StatusCode};
 use serde_json::json;
 use std::net::SocketAddr;
@@ -20,21 +20,21 @@ const BINDINGS: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
 const CREATED: [StatusCode; 2] = [StatusCode::CREATED, StatusCode::CONFLICT];
 
 /// Longest time until the rights are granted and known.
-const WITHIN: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Time between two requests.
-const PAUSE: Duration = Duration::from_millis(50);
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
 /// Grants the rights, and waits until the apiserver knows them.
-pub async fn grant(address: SocketAddr, certs: &Certs) -> Result<(), String> {
+pub async fn grant_client_rights(address: SocketAddr, certs: &Certs) -> Result<(), String> {
     let (admin, client) = make_targets(address, certs)?;
-    let read = objects::get_request(objects::configmaps_path(WRITTEN));
+    let read = objects::get_request(objects::configmaps_path(WRITE_NAMESPACE));
     let granted = async {
-        repeat_until(&admin, &binding_request(), &CREATED).await?;
-        repeat_until(&client, &read, &[StatusCode::OK]).await
+        repeat_until_good_status(&admin, &binding_request(), &CREATED).await?;
+        repeat_until_good_status(&client, &read, &[StatusCode::OK]).await
     };
     let forbidden = |why| {
-        format!("the clients of the rehearsal, group {CLIENTS}, may not read and write: {why}")
+        format!("the clients of the rehearsal, group {CLIENT_GROUP}, may not read and write: {why}")
     };
     granted.await.map_err(forbidden)
 }
@@ -43,13 +43,13 @@ pub async fn grant(address: SocketAddr, certs: &Certs) -> Result<(), String> {
 fn make_targets(address: SocketAddr, certs: &Certs) -> Result<(Target, Target), String> {
     let unusable = |e| format!("cannot use the certificates just made: {e}");
     Ok((
-        Target::admin(address, certs).map_err(unusable)?,
+        Target::new_admin(address, certs).map_err(unusable)?,
         Target::new(address, certs).map_err(unusable)?,
     ))
 }
 
-/// Repeats a request until the answer is a good one, for [`WITHIN`].
-async fn repeat_until(
+/// Repeats a request until its status is in `good`, for [`TIMEOUT`] at most.
+async fn repeat_until_good_status(
     target: &Target,
     request: &Request,
     good: &[StatusCode],
@@ -62,19 +62,19 @@ async fn repeat_until(
                 Ok(status) => why = format!("{} {}: {status}", request.method, request.path),
                 Err(failure) => why = format!("{} {}: {failure}", request.method, request.path),
             }
-            sleep(PAUSE).await;
+            sleep(RETRY_PAUSE).await;
         }
     };
-    timeout(WITHIN, asked).await.map_err(|_| why)
+    timeout(TIMEOUT, asked).await.map_err(|_| why)
 }
 
 fn binding_request() -> Request {
     let group = "rbac.authorization.k8s.io";
     let binding = json!({
         "kind": "ClusterRoleBinding", "apiVersion": format!("{group}/v1"),
-        "metadata": {"name": CLIENTS},
+        "metadata": {"name": CLIENT_GROUP},
         "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": "cluster-admin"},
-        "subjects": [{"apiGroup": group, "kind": "Group", "name": CLIENTS}],
+        "subjects": [{"apiGroup": group, "kind": "Group", "name": CLIENT_GROUP}],
     });
     Request {
         method: Method::POST,

@@ -7,7 +7,9 @@
 
 use super::Client;
 use super::follow::{Follower, View};
-use super::objects::{ALL, Event, Object, READ, SECRETS, Tag, configmaps_path};
+use super::objects::{
+    ALL_CONFIGMAPS, ALL_SECRETS, Event, Object, READ_NAMESPACE, Tag, configmaps_path,
+};
 use super::writer::Goal;
 use crate::record::event::{EventKind, Informer};
 use std::collections::BTreeSet;
@@ -20,23 +22,23 @@ pub(super) enum Scope {
     All,
     /// ConfigMaps of a namespace without writes. Other namespaces have ConfigMaps that are written.
     QuietNamespace,
-    /// A resource without writes.
+    /// Secrets, which nobody writes during a rehearsal.
     QuietResource,
 }
 
 impl Scope {
     fn path(self) -> String {
         match self {
-            Self::All => ALL.to_owned(),
-            Self::QuietNamespace => configmaps_path(READ),
-            Self::QuietResource => SECRETS.to_owned(),
+            Self::All => ALL_CONFIGMAPS.to_owned(),
+            Self::QuietNamespace => configmaps_path(READ_NAMESPACE),
+            Self::QuietResource => ALL_SECRETS.to_owned(),
         }
     }
 
-    fn holds(self, tag: &Tag, name: &str) -> bool {
+    fn includes(self, tag: &Tag, name: &str) -> bool {
         match self {
-            Self::All => tag.is_on(name),
-            Self::QuietNamespace => tag.is_read(name),
+            Self::All => tag.owns_object_name(name),
+            Self::QuietNamespace => tag.is_name_of_read_object(name),
             Self::QuietResource => false,
         }
     }
@@ -65,8 +67,11 @@ pub(super) async fn run(
     let mut follower = Follower::new(client, kind, index, scope.path(), copy);
     follower.begun = begun;
     let goal = follower.run(goal).await;
-    // Without a goal the copy cannot be compared.
-    let Some(written) = goal.as_ref().and_then(|goal| follower.view.wanted(goal)) else {
+    // If the written objects are unknown, there is nothing to compare the copy with.
+    let Some(written) = goal
+        .as_ref()
+        .and_then(|goal| follower.view.wanted_names(goal))
+    else {
         return;
     };
     let held = &follower.view.held;
@@ -99,12 +104,12 @@ struct Copy {
 
 impl Copy {
     /// The objects that the copy should hold. `None` if unknown.
-    fn wanted(&self, goal: &Goal) -> Option<BTreeSet<String>> {
+    fn wanted_names(&self, goal: &Goal) -> Option<BTreeSet<String>> {
         let objects = goal.objects.as_ref()?;
         Some(
             objects
                 .iter()
-                .filter(|name| self.scope.holds(&self.tag, name))
+                .filter(|name| self.scope.includes(&self.tag, name))
                 .cloned()
                 .collect(),
         )
@@ -112,17 +117,17 @@ impl Copy {
 }
 
 impl View for Copy {
-    fn listed(&mut self, objects: &[Object<'_>]) {
+    fn take_list(&mut self, objects: &[Object<'_>]) {
         let names = objects.iter().map(|object| &*object.metadata.name);
         self.held = names
-            .filter(|name| self.scope.holds(&self.tag, name))
+            .filter(|name| self.scope.includes(&self.tag, name))
             .map(str::to_owned)
             .collect();
     }
 
-    fn observe(&mut self, _: &str, event: &Event<'_>) {
+    fn observe_event(&mut self, _: &str, event: &Event<'_>) {
         let name = &*event.object.metadata.name;
-        if !self.scope.holds(&self.tag, name) {
+        if !self.scope.includes(&self.tag, name) {
             return;
         }
         match &*event.kind {
@@ -133,8 +138,9 @@ impl View for Copy {
         }
     }
 
-    fn has(&self, goal: &Goal) -> bool {
-        self.wanted(goal).is_none_or(|wanted| wanted == self.held)
+    fn has_reached(&self, goal: &Goal) -> bool {
+        self.wanted_names(goal)
+            .is_none_or(|wanted| wanted == self.held)
     }
 }
 
@@ -143,9 +149,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_holds_what_events_have_and_notices_duplicates() {
-        let tag = Tag::now();
-        let name = |number| tag.write(number);
+    fn an_informer_holds_what_events_have_and_notices_duplicates() {
+        let tag = Tag::from_current_time();
+        let name = |number| tag.written_name(number);
         let mut copy = Copy {
             tag: tag.clone(),
             scope: Scope::All,
@@ -156,7 +162,7 @@ mod tests {
         let mut observe = |kind: &str, name: String| {
             let event =
                 format!(r#"{{"type":"{kind}","object":{{"metadata":{{"name":"{name}"}}}}}}"#);
-            copy.observe("old", &serde_json::from_str(&event).unwrap());
+            copy.observe_event("old", &serde_json::from_str(&event).unwrap());
             (copy.held.len(), copy.duplicated, copy.missed)
         };
         for (kind, name, now) in [
@@ -173,8 +179,12 @@ mod tests {
             last: 2,
             objects: Some(numbers.iter().map(|n| name(*n)).collect()),
         };
-        assert!(copy.has(&goal(&[2])) && !copy.has(&goal(&[])) && !copy.has(&goal(&[1, 2])));
-        copy.listed(&[]);
-        assert!(copy.has(&goal(&[])));
+        assert!(
+            copy.has_reached(&goal(&[2]))
+                && !copy.has_reached(&goal(&[]))
+                && !copy.has_reached(&goal(&[1, 2]))
+        );
+        copy.take_list(&[]);
+        assert!(copy.has_reached(&goal(&[])));
     }
 }

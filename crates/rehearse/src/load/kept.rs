@@ -3,17 +3,17 @@
 //! When the server ends the connection, the next request opens a new connection. This is no retry,
 //! because no request is sent twice.
 
-use super::dial::{Link, Unsent};
+use super::dial::{Link, SendError};
 use super::timetable::{Entry, Seed, protocol_of};
 use super::{Client, Due};
-use crate::config::{PACE, UNANSWERED};
+use crate::config::{ANSWER_TIMEOUT, REQUEST_INTERVAL};
 use crate::record::{
     event::{Answer, ConnectionKind, Failure, StreamKind},
     stamp::Stamp,
 };
 
-/// Sends a request every [`PACE`] until the load stops. A client of the control ends with its first
-/// connection.
+/// Sends a request every [`REQUEST_INTERVAL`] until the load stops. A client of the control ends
+/// with its first connection.
 pub(super) async fn run(client: Client, seed: Seed, index: u64) {
     let start = Due::now();
     let mut kept = KeptConnection {
@@ -22,12 +22,12 @@ pub(super) async fn run(client: Client, seed: Seed, index: u64) {
         opened: 0,
         link: None,
     };
-    for entry in seed.kept_entries(index, PACE) {
+    for entry in seed.kept_entries(index, REQUEST_INTERVAL) {
         let due = start.plus(entry.after);
-        if !kept.wait(due).await {
+        if !kept.wait_until_due(due).await {
             return;
         }
-        kept.request(entry, due.stamp).await;
+        kept.send_request(entry, due.stamp).await;
     }
 }
 
@@ -42,14 +42,14 @@ struct KeptConnection {
 impl KeptConnection {
     /// Waits until the next request is due, and logs the end of the connection if the connection
     /// ends meanwhile. Returns false if there is no next request.
-    async fn wait(&mut self, due: Due) -> bool {
+    async fn wait_until_due(&mut self, due: Due) -> bool {
         loop {
             if self.client.control.is_some() && self.opened > 0 && self.link.is_none() {
                 return false;
             }
             let ended = async {
                 match &mut self.link {
-                    Some(link) => link.ended().await,
+                    Some(link) => link.wait_for_end().await,
                     None => std::future::pending().await,
                 }
             };
@@ -59,24 +59,24 @@ impl KeptConnection {
                 how = ended => how,
                 () = tokio::time::sleep_until(due.instant) => return true,
             };
-            self.ended(how, false);
+            self.record_end(how, false);
         }
     }
 
-    async fn request(&mut self, entry: Entry, due: Stamp) {
+    async fn send_request(&mut self, entry: Entry, due: Stamp) {
         if let Some(link) = &mut self.link {
-            let asked = tokio::time::timeout(UNANSWERED, self.client.ask(link, entry)).await;
+            let asked = tokio::time::timeout(ANSWER_TIMEOUT, self.client.ask(link, entry)).await;
             let stream = link.stream.clone();
             let answer = match asked {
                 Ok(Ok(answer)) => answer,
-                Ok(Err(Unsent::Died(failure))) => {
-                    self.ended(failure.clone(), true);
+                Ok(Err(SendError::Died(failure))) => {
+                    self.record_end(failure.clone(), true);
                     Answer::Failed(failure)
                 }
-                Ok(Err(Unsent::NeverSent)) => {
-                    let how = link.ended().await;
-                    self.ended(how, false);
-                    return self.open(entry, due).await;
+                Ok(Err(SendError::NeverSent)) => {
+                    let how = link.wait_for_end().await;
+                    self.record_end(how, false);
+                    return self.open_connection(entry, due).await;
                 }
                 Err(_) => {
                     self.link = None;
@@ -84,30 +84,31 @@ impl KeptConnection {
                 }
             };
             self.client
-                .attempt(ConnectionKind::Kept, entry.ask, &stream, due, answer);
+                .record_attempt(ConnectionKind::Kept, entry.ask, &stream, due, answer);
         } else {
-            self.open(entry, due).await;
+            self.open_connection(entry, due).await;
         }
     }
 
-    async fn open(&mut self, entry: Entry, due: Stamp) {
+    async fn open_connection(&mut self, entry: Entry, due: Stamp) {
         if self.client.control.is_some() && self.opened > 0 {
             return;
         }
         self.opened += 1;
         let stream = format!("{}-{}", self.client.name("kept", self.index), self.opened);
         // The future is boxed, because it is large, and connections are rarely opened.
-        self.link = Box::pin(
-            self.client
-                .open(protocol_of(self.index), stream, entry, due),
-        )
-        .await;
+        self.link =
+            Box::pin(
+                self.client
+                    .open_connection(protocol_of(self.index), stream, entry, due),
+            )
+            .await;
     }
 
-    fn ended(&mut self, how: Failure, in_flight: bool) {
+    fn record_end(&mut self, how: Failure, in_flight: bool) {
         if let Some(link) = self.link.take() {
             self.client
-                .ended(link.end(StreamKind::Kept, how, in_flight, false));
+                .record_end(link.describe_end(StreamKind::Kept, how, in_flight, false));
         }
     }
 }
@@ -118,7 +119,7 @@ mod tests {
     use super::super::objects::Tag;
     use super::super::writer::Ledger;
     use super::*;
-    use crate::record::log::{Recorder, front_attempts};
+    use crate::record::log::{Recorder, attempts_at_tested_address};
     use crate::testbed::certs;
     use std::sync::Arc;
     use std::time::Duration;
@@ -126,14 +127,14 @@ mod tests {
     use tokio_util::sync::CancellationToken;
 
     #[tokio::test]
-    async fn one_that_is_late_has_its_time_to_open_a_connection() {
+    async fn a_late_request_still_has_its_time_to_open_a_connection() {
         let directory = tempfile::tempdir().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let certs = certs::make_certs(directory.path(), &[]).unwrap();
         let client = Client {
             target: Target::new(listener.local_addr().unwrap(), &certs).unwrap(),
             recorder: Arc::new(Recorder::default()),
-            tag: Tag::now(),
+            tag: Tag::from_current_time(),
             ledger: Ledger::default(),
             catch_up: Duration::ZERO,
             stop: CancellationToken::new(),
@@ -148,16 +149,16 @@ mod tests {
             opened: 0,
             link: None,
         };
-        let entry = Seed(0).kept_entries(0, PACE).next().unwrap();
+        let entry = Seed(0).kept_entries(0, REQUEST_INTERVAL).next().unwrap();
         let served = async {
             let accepted = listener.accept().await.unwrap();
             // The connection ends only after some time, in which a time limit counted from `due`
             // would have passed.
-            tokio::time::sleep(PACE).await;
+            tokio::time::sleep(REQUEST_INTERVAL).await;
             drop(accepted);
         };
-        tokio::join!(kept.open(entry, due), served);
-        let attempt = recorder.read(|log| front_attempts(log).next().unwrap().clone());
+        tokio::join!(kept.open_connection(entry, due), served);
+        let attempt = recorder.read(|log| attempts_at_tested_address(log).next().unwrap().clone());
         assert!(
             matches!(
                 attempt.answer,

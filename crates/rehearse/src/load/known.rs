@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::sync::watch::channel;
 
-/// The clients and their server.
+/// The server, and the clients to run against it.
 #[derive(Debug)]
 pub struct Known {
     /// The server's address. The certificate must contain the IP.
@@ -25,7 +25,7 @@ pub struct Known {
 
 impl Known {
     /// Sends requests until `stop`, and returns what the clients saw. The error says why the
-    /// clients cannot begin, or how many of them broke down.
+    /// clients cannot begin, or how many of them panicked.
     ///
     /// The instances behind the server are unknown, so no answer names an instance.
     pub async fn run(self, stop: impl Future<Output = ()>) -> Result<Record, String> {
@@ -38,7 +38,7 @@ impl Known {
         } = self;
         let config = certs::client_config(ca, Some(&Identity { cert, key }))
             .map_err(|error| error.to_string())?;
-        let target = Target::of(server, certs::Names::default(), &config);
+        let target = Target::with_config(server, certs::Names::default(), &config);
         let (_none, instances) = channel(Instances::new());
         let recorder = Arc::new(Recorder::default());
         let load = Load::start(&plan, &target, &instances, &recorder).await?;

@@ -41,11 +41,11 @@ mod writer;
 pub use anonymous::{Anonymous, Connection};
 pub use closed::Closed;
 pub use dial::Target;
-pub use grant::grant;
+pub use grant::grant_client_rights;
 pub use known::Known;
 pub(crate) use storm::StormClients;
 
-use crate::config::{LoadPlan, UNANSWERED};
+use crate::config::{ANSWER_TIMEOUT, LoadPlan};
 use crate::record::{
     event::{
         Answer, Attempt, ConnectionKind, Dialed, EventKind, Protocol, StreamEnd, StreamId,
@@ -54,7 +54,7 @@ use crate::record::{
     log::Recorder,
     stamp::Stamp,
 };
-use dial::{Link, Unsent};
+use dial::{Link, SendError};
 use informer::Scope;
 use objects::Tag;
 use std::collections::BTreeSet;
@@ -83,7 +83,7 @@ pub struct Joined {
 
 impl Joined {
     /// An instance that joined now.
-    pub fn now(name: &str, address: SocketAddr) -> Self {
+    pub fn at_current_time(name: &str, address: SocketAddr) -> Self {
         Self {
             at: Stamp::now(),
             name: name.to_owned(),
@@ -93,18 +93,18 @@ impl Joined {
 }
 
 /// Period over which the starts of watches and informers are spread.
-const START: Duration = Duration::from_millis(500);
+const START_SPREAD: Duration = Duration::from_millis(500);
 
-/// Clients with a copy of all objects: one of each HTTP version.
+/// Number of clients that keep a copy of all objects: one for each HTTP version.
 const INFORMERS: u64 = 2;
 
-/// Clients with a copy of objects without writes: for each of the two quiet scopes, one client of
-/// each HTTP version.
-const QUIET: u64 = 4;
+/// Number of clients that keep a copy of objects without writes: for each of the two quiet scopes,
+/// one client for each HTTP version.
+const QUIET_INFORMERS: u64 = 4;
 
-/// Number of the control's kept connections to each instance, and of its watches: two of each HTTP
-/// version.
-const CONTROLS: u64 = 4;
+/// Number of kept connections that the control has to each instance. The control has as many
+/// watches. Two of each use HTTP/1.1, and two HTTP/2.
+const CONTROL_CONNECTIONS: u64 = 4;
 
 /// The running clients. Dropping the value ends them without an entry in the log.
 #[derive(Debug)]
@@ -127,7 +127,7 @@ impl Load {
         let client = Client {
             target: target.clone(),
             recorder: Arc::clone(recorder),
-            tag: Tag::now(),
+            tag: Tag::from_current_time(),
             ledger: Ledger::default(),
             catch_up: plan.catch_up,
             stop: stop.clone(),
@@ -157,21 +157,21 @@ impl Load {
         };
         match begun.await {
             Ok(()) => Ok(load),
-            Err(_) => Err(load.result().await.err().unwrap_or_default()),
+            Err(_) => Err(load.wait_for_clients().await.err().unwrap_or_default()),
         }
     }
 
-    /// Ends the timetables, and waits for outstanding answers and for the last writes at each
-    /// watch. The error says how many clients broke down.
+    /// Ends the timetables, and waits for outstanding answers and until each watch has seen the
+    /// last write. The error says how many clients panicked.
     pub async fn finish(mut self) -> Result<(), String> {
         self.stop.cancel();
-        self.result().await
+        self.wait_for_clients().await
     }
 
-    async fn result(&mut self) -> Result<(), String> {
+    async fn wait_for_clients(&mut self) -> Result<(), String> {
         let result = (&mut self.over).await;
         result.unwrap_or_else(|_| {
-            Err("the clients of the rehearsal broke down: a bug in berth".to_owned())
+            Err("the thread of the rehearsal's clients panicked: a bug in berth".to_owned())
         })
     }
 }
@@ -195,7 +195,7 @@ async fn run(
 ) -> Result<(), String> {
     let seed = Seed(plan.seed);
     let mut writer = Writer::new(client.clone(), client.tag.clone(), instances.clone());
-    writer.stock().await?;
+    writer.write_stock().await?;
 
     let (goal_sender, goal) = channel::channel(None::<Arc<Goal>>);
     let mut timer = JoinSet::new();
@@ -204,8 +204,8 @@ async fn run(
     // Quiet informers watch before anything else happens, so that their revision is older than any
     // later instance.
     let (begin_quiet, mut quiet_begun) = mpsc::channel(1);
-    for index in 0..QUIET {
-        let scope = if index < QUIET / 2 {
+    for index in 0..QUIET_INFORMERS {
+        let scope = if index < QUIET_INFORMERS / 2 {
             Scope::QuietNamespace
         } else {
             Scope::QuietResource
@@ -219,15 +219,18 @@ async fn run(
         ));
     }
     drop(begin_quiet);
-    let _ = tokio::time::timeout(UNANSWERED, quiet_begun.recv()).await;
+    let _ = tokio::time::timeout(ANSWER_TIMEOUT, quiet_begun.recv()).await;
 
     for index in 0..u64::from(plan.watches) {
         let watch = watch::run(client.clone(), index, goal.clone());
-        followers.spawn(run_after(seed.start(b'w', index, START), watch));
+        followers.spawn(run_after(seed.draw_start(b'w', index, START_SPREAD), watch));
     }
     for index in 0..INFORMERS {
         let informer = informer::run(client.clone(), index, Scope::All, goal.clone(), None);
-        followers.spawn(run_after(seed.start(b'i', index, START), informer));
+        followers.spawn(run_after(
+            seed.draw_start(b'i', index, START_SPREAD),
+            informer,
+        ));
     }
     for index in 0..u64::from(plan.clients) {
         timed.spawn(kept::run(client.clone(), seed, index));
@@ -243,8 +246,8 @@ async fn run(
             if !controlled.insert((joined.at, joined.name.clone())) {
                 continue;
             }
-            let control = client.control(joined);
-            for index in 0..CONTROLS {
+            let control = client.for_control(joined);
+            for index in 0..CONTROL_CONNECTIONS {
                 controls.spawn(kept::run(control.clone(), seed, index));
                 controls.spawn(watch::run(control.clone(), index, no_goal.clone()));
             }
@@ -260,9 +263,9 @@ async fn run(
     controls.shutdown().await;
     match writer.await {
         Ok(writer) => {
-            let (goal, trouble) = writer.goal().await;
+            let (goal, trouble) = writer.find_goal().await;
             if let Some(trouble) = trouble {
-                client.recorder.trouble(trouble);
+                client.recorder.add_trouble(trouble);
             }
             goal_sender.send_replace(Some(Arc::new(goal)));
         }
@@ -273,7 +276,7 @@ async fn run(
         Ok(())
     } else {
         Err(format!(
-            "{broken} clients of the rehearsal broke down: a bug in berth"
+            "{broken} clients of the rehearsal panicked: a bug in berth"
         ))
     }
 }
@@ -283,7 +286,7 @@ async fn run_after(pause: Duration, client: impl Future<Output = ()>) {
     client.await;
 }
 
-/// Waits for clients, and returns how many broke down.
+/// Waits for clients, and returns how many of them panicked.
 async fn join_clients(clients: &mut JoinSet<()>) -> u32 {
     let mut broken = 0;
     while let Some(ended) = clients.join_next().await {
@@ -292,7 +295,7 @@ async fn join_clients(clients: &mut JoinSet<()>) -> u32 {
     broken
 }
 
-/// The state of a client.
+/// The parts that every kind of client needs: its server, the log, and the signals from the load.
 #[derive(Clone)]
 struct Client {
     target: Target,
@@ -306,9 +309,9 @@ struct Client {
 }
 
 impl Client {
-    /// A client of the control that dials an instance directly.
-    fn control(&self, instance: &Joined) -> Self {
-        let target = self.target.at(instance);
+    /// Makes a client of the control, which dials the given instance directly.
+    fn for_control(&self, instance: &Joined) -> Self {
+        let target = self.target.with_instance(instance);
         Self {
             target,
             control: Some(instance.clone()),
@@ -316,7 +319,7 @@ impl Client {
         }
     }
 
-    /// Name of a client of a kind.
+    /// Name of a client in the log, such as `kept-3`.
     fn name(&self, kind: &str, index: u64) -> String {
         match &self.control {
             Some(joined) => format!("control-{}-{:x}-{kind}-{index}", joined.name, joined.at.0),
@@ -324,7 +327,7 @@ impl Client {
         }
     }
 
-    fn attempt(
+    fn record_attempt(
         &self,
         kind: ConnectionKind,
         ask: Ask,
@@ -344,20 +347,20 @@ impl Client {
         self.recorder.add_at(
             attempt.done,
             stream,
-            EventKind::Attempt(self.dialed(), attempt),
+            EventKind::Attempt(self.dialed_address(), attempt),
         );
     }
 
-    /// Records the unwanted end of a connection.
-    fn ended(&self, end: StreamEnd) {
+    /// Logs the end of a connection that the client wanted to keep.
+    fn record_end(&self, end: StreamEnd) {
         self.recorder.add_at(
             end.at,
             &end.stream.clone(),
-            EventKind::StreamEnd(self.dialed(), end),
+            EventKind::StreamEnd(self.dialed_address(), end),
         );
     }
 
-    fn dialed(&self) -> Dialed {
+    fn dialed_address(&self) -> Dialed {
         self.control.as_ref().map_or(Dialed::Front, |joined| {
             Dialed::Instance(joined.name.clone())
         })
@@ -365,7 +368,7 @@ impl Client {
 
     /// Connects and sends a first request: an attempt of kind [`ConnectionKind::New`]. Returns the
     /// link if the request was answered.
-    async fn open(
+    async fn open_connection(
         &self,
         protocol: Protocol,
         stream: StreamId,
@@ -374,37 +377,37 @@ impl Client {
     ) -> Option<Link> {
         // The time limit begins now, not at `due`: a client that waited for the answer to its
         // previous request is late, but its next request has not failed yet.
-        let opened = dial::within(UNANSWERED, async {
+        let opened = dial::limit_time(ANSWER_TIMEOUT, async {
             let mut link = self.target.dial(protocol, stream.clone()).await?;
             let failure = match self.ask(&mut link, entry).await {
                 Ok(answer) => return Ok((link, answer)),
-                Err(Unsent::Died(failure)) => failure,
-                Err(Unsent::NeverSent) => link.ended().await,
+                Err(SendError::Died(failure)) => failure,
+                Err(SendError::NeverSent) => link.wait_for_end().await,
             };
-            let end = link.end(StreamKind::New, failure.clone(), true, false);
-            self.ended(end);
+            let end = link.describe_end(StreamKind::New, failure.clone(), true, false);
+            self.record_end(end);
             Err(failure)
         });
         let (link, answer) = match opened.await {
             Ok((link, answer)) => (Some(link), answer),
             Err(failure) => (None, Answer::Failed(failure)),
         };
-        self.attempt(ConnectionKind::New, entry.ask, &stream, due, answer);
+        self.record_attempt(ConnectionKind::New, entry.ask, &stream, due, answer);
         link
     }
 
     /// Sends a request and reads the whole answer.
-    async fn ask(&self, link: &mut Link, entry: Entry) -> Result<Answer, Unsent> {
-        let name = self.tag.made(&link.stream, entry.number);
-        let response = link.send(self.tag.request(entry.ask, &name)).await?;
+    async fn ask(&self, link: &mut Link, entry: Entry) -> Result<Answer, SendError> {
+        let name = self.tag.created_name(&link.stream, entry.number);
+        let response = link.send(self.tag.make_request(entry.ask, &name)).await?;
         let status = response.status();
         dial::read_body(response.into_body())
             .await
-            .map_err(Unsent::Died)?;
+            .map_err(SendError::Died)?;
         if entry.ask == Ask::Create && status.is_success() {
-            self.ledger.created(name);
+            self.ledger.add_name(name);
         }
-        Ok(link.answer_of(status))
+        Ok(link.to_answer(status))
     }
 }
 

@@ -1,7 +1,8 @@
 //! The ConfigMaps of a rehearsal, in namespaces that every apiserver has, and the requests for
 //! them.
 //!
-//! The user's etcd may know other rehearsals, so all names begin with a [`Tag`] for this rehearsal.
+//! The user's etcd may hold objects of other rehearsals, so all names begin with a [`Tag`] for this
+//! rehearsal.
 
 use super::timetable::Ask;
 use hyper::Method;
@@ -11,20 +12,20 @@ use std::borrow::Cow;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Namespace of the writer and the watches. Only the writer writes to this namespace.
-pub(super) const WRITTEN: &str = "default";
+pub(super) const WRITE_NAMESPACE: &str = "default";
 
 /// Namespace where clients create objects.
-pub(super) const MADE: &str = "kube-public";
+pub(super) const CREATE_NAMESPACE: &str = "kube-public";
 
 /// Namespace of the objects that clients get and list. They are written before the load, and not
 /// changed.
-pub(super) const READ: &str = "kube-node-lease";
+pub(super) const READ_NAMESPACE: &str = "kube-node-lease";
 
-/// Number of objects in [`READ`], enough for a list longer than one packet.
+/// Number of objects in [`READ_NAMESPACE`], enough for a list longer than one packet.
 const READ_OBJECTS: u64 = 20;
 
-/// Field of an object's data with the number of the write.
-const SEQUENCE: &str = "sequence";
+/// Field of a ConfigMap's data that holds the number of the write.
+const SEQUENCE_FIELD: &str = "sequence";
 
 /// Prefix of the names of a rehearsal's objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -94,7 +95,7 @@ impl Object<'_> {
 impl Tag {
     /// A tag from the current time: on one etcd, two rehearsals never begin in the same
     /// millisecond.
-    pub(super) fn now() -> Self {
+    pub(super) fn from_current_time() -> Self {
         let time = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
@@ -102,58 +103,69 @@ impl Tag {
     }
 
     /// True if an object belongs to this rehearsal.
-    pub(super) fn is_on(&self, name: &str) -> bool {
+    pub(super) fn owns_object_name(&self, name: &str) -> bool {
         name.strip_prefix(&self.0)
             .is_some_and(|rest| rest.starts_with('-'))
     }
 
-    /// Name of a write.
-    pub(super) fn write(&self, number: u64) -> String {
+    /// Name of the object that a write creates.
+    pub(super) fn written_name(&self, number: u64) -> String {
         format!("{}-write-{number}", self.0)
     }
 
     /// Name of an object that a client creates on a stream, with a number unique in the stream.
-    pub(super) fn made(&self, stream: &str, number: u64) -> String {
+    pub(super) fn created_name(&self, stream: &str, number: u64) -> String {
         format!("{}-{stream}-{number}", self.0)
     }
 
-    /// Requests that create the objects in [`READ`], to be made before the load.
-    pub(super) fn stock(&self) -> Vec<Request> {
+    /// Requests that create the objects in [`READ_NAMESPACE`], to be made before the load.
+    pub(super) fn stock_requests(&self) -> Vec<Request> {
         (0..READ_OBJECTS)
-            .map(|n| create_request(READ, &self.read(n), "hello", "world"))
+            .map(|n| {
+                create_request(
+                    READ_NAMESPACE,
+                    &self.name_of_read_object(n),
+                    "hello",
+                    "world",
+                )
+            })
             .collect()
     }
 
-    fn read(&self, number: u64) -> String {
+    fn name_of_read_object(&self, number: u64) -> String {
         format!("{}-read-{number}", self.0)
     }
 
-    /// True if an object is in [`READ`].
-    pub(super) fn is_read(&self, name: &str) -> bool {
+    /// True if an object is in [`READ_NAMESPACE`].
+    pub(super) fn is_name_of_read_object(&self, name: &str) -> bool {
         name.strip_prefix(&self.0)
             .is_some_and(|rest| rest.starts_with("-read-"))
     }
 
     /// The request for an entry of a timetable. `name` is the name of the object if the request
     /// creates one.
-    pub(super) fn request(&self, ask: Ask, name: &str) -> Request {
+    pub(super) fn make_request(&self, ask: Ask, name: &str) -> Request {
         match ask {
-            Ask::Get => get_request(format!("{}/{}", configmaps_path(READ), self.read(0))),
-            Ask::List => get_request(configmaps_path(READ)),
-            Ask::Create => create_request(MADE, name, "hello", "world"),
+            Ask::Get => get_request(format!(
+                "{}/{}",
+                configmaps_path(READ_NAMESPACE),
+                self.name_of_read_object(0)
+            )),
+            Ask::List => get_request(configmaps_path(READ_NAMESPACE)),
+            Ask::Create => create_request(CREATE_NAMESPACE, name, "hello", "world"),
         }
     }
 }
 
-/// Creates a numbered object.
+/// The request of a write: creates the object with this number.
 pub(super) fn write_request(name: &str, number: u64) -> Request {
-    create_request(WRITTEN, name, SEQUENCE, &number.to_string())
+    create_request(WRITE_NAMESPACE, name, SEQUENCE_FIELD, &number.to_string())
 }
 
 pub(super) fn delete_request(name: &str) -> Request {
     Request {
         method: Method::DELETE,
-        path: format!("{}/{name}", configmaps_path(WRITTEN)),
+        path: format!("{}/{name}", configmaps_path(WRITE_NAMESPACE)),
         body: String::new(),
     }
 }
@@ -166,16 +178,16 @@ pub(super) fn get_request(path: String) -> Request {
     }
 }
 
-/// ConfigMaps of a namespace.
+/// Path of a namespace's ConfigMaps.
 pub(super) fn configmaps_path(namespace: &str) -> String {
     format!("/api/v1/namespaces/{namespace}/configmaps")
 }
 
-/// ConfigMaps of all namespaces.
-pub(super) const ALL: &str = "/api/v1/configmaps";
+/// Path of the ConfigMaps of all namespaces.
+pub(super) const ALL_CONFIGMAPS: &str = "/api/v1/configmaps";
 
-/// Secrets of all namespaces. No client writes a Secret during a rehearsal.
-pub(super) const SECRETS: &str = "/api/v1/secrets";
+/// Path of the Secrets of all namespaces. No client writes a Secret during a rehearsal.
+pub(super) const ALL_SECRETS: &str = "/api/v1/secrets";
 
 fn create_request(namespace: &str, name: &str, field: &str, value: &str) -> Request {
     let object = json!({

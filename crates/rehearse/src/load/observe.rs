@@ -11,25 +11,25 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 const CLOSE_NOTIFY: u8 = 1;
 const GOAWAY: u8 = 2;
 
-/// The signals so far. Clones share them.
+/// The signals that the client has got on a connection so far. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct EndSignals(Arc<AtomicU8>);
 
 impl EndSignals {
-    pub(super) fn close_notify(&self) -> bool {
+    pub(super) fn has_close_notify(&self) -> bool {
         self.0.load(Relaxed) & CLOSE_NOTIFY != 0
     }
 
-    pub(super) fn goaway(&self) -> bool {
+    pub(super) fn has_goaway(&self) -> bool {
         self.0.load(Relaxed) & GOAWAY != 0
     }
 
-    fn set(&self, what: u8) {
+    fn set_signal(&self, what: u8) {
         self.0.fetch_or(what, Relaxed);
     }
 }
 
-/// A TLS stream that is observed.
+/// A TLS stream that looks for the instance's signals in what it reads.
 #[derive(Debug)]
 pub(super) struct Observed<T> {
     inner: T,
@@ -61,16 +61,17 @@ impl<T: AsyncRead + Unpin> AsyncRead for Observed<T> {
         let (before, room) = (buf.filled().len(), buf.remaining());
         ready!(Pin::new(&mut this.inner).poll_read(cx, buf))?;
         let read = &buf.filled()[before..];
-        // A TCP connection that ends without close_notify is an error.
+        // An empty read means that the instance sent close_notify: an end without close_notify is
+        // an error of `poll_read`.
         if read.is_empty() && room > 0 {
-            this.end_signals.set(CLOSE_NOTIFY);
+            this.end_signals.set_signal(CLOSE_NOTIFY);
         }
         if this
             .frames
             .as_mut()
-            .is_some_and(|frames| frames.goaway(read))
+            .is_some_and(|frames| frames.completes_goaway(read))
         {
-            this.end_signals.set(GOAWAY);
+            this.end_signals.set_signal(GOAWAY);
         }
         Poll::Ready(Ok(()))
     }
@@ -114,16 +115,18 @@ const GOAWAY_TYPE: u8 = 7;
 /// The frames of an HTTP/2 connection, as far as necessary to see a GOAWAY.
 #[derive(Debug, Default)]
 struct Frames {
-    /// The beginning of the present frame.
+    /// The first bytes of the present frame: its header, and the first fields if the frame is a
+    /// GOAWAY.
     begun: [u8; HEADER + GOAWAY_FIELDS],
     have: usize,
-    /// Bytes up to the next frame.
+    /// Number of bytes to skip until the next frame begins.
     skip: usize,
 }
 
 impl Frames {
-    /// Takes the next bytes. Returns true if a GOAWAY without an error ended among them.
-    fn goaway(&mut self, mut bytes: &[u8]) -> bool {
+    /// Takes the next bytes of the connection. Returns true if they complete a GOAWAY without an
+    /// error.
+    fn completes_goaway(&mut self, mut bytes: &[u8]) -> bool {
         let mut seen = false;
         while !bytes.is_empty() {
             let skipped = self.skip.min(bytes.len());
@@ -166,7 +169,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
+    fn make_frame(kind: u8, payload: &[u8]) -> Vec<u8> {
         let mut frame = (payload.len() as u32).to_be_bytes()[1..].to_vec();
         frame.extend([kind, 0, 0, 0, 0, 1]);
         frame.extend(payload);
@@ -183,13 +186,13 @@ mod tests {
             last in prop::sample::select(vec![Some(GRACEFUL), Some(ERROR), Some(&[0; 3][..]), None]),
             cuts in prop::collection::vec(1..30_usize, 1..20),
         ) {
-            let mut bytes: Vec<u8> = others.iter().flat_map(|(kind, payload)| frame(*kind, payload)).collect();
-            bytes.extend(last.map(|payload| frame(GOAWAY_TYPE, payload)).unwrap_or_default());
-            bytes.extend(frame(0, b"after it"));
+            let mut bytes: Vec<u8> = others.iter().flat_map(|(kind, payload)| make_frame(*kind, payload)).collect();
+            bytes.extend(last.map(|payload| make_frame(GOAWAY_TYPE, payload)).unwrap_or_default());
+            bytes.extend(make_frame(0, b"after it"));
             let (mut frames, mut rest, mut seen) = (Frames::default(), &bytes[..], false);
             for cut in cuts.iter().cycle() {
                 let (now, later) = rest.split_at(rest.len().min(*cut));
-                seen |= frames.goaway(now);
+                seen |= frames.completes_goaway(now);
                 rest = later;
                 if rest.is_empty() {
                     break;
@@ -207,8 +210,8 @@ mod tests {
         let end_signals = observed.end_signals();
         let mut two = [0; 2];
         observed.read_exact(&mut two).await.unwrap();
-        assert!(!end_signals.close_notify());
+        assert!(!end_signals.has_close_notify());
         assert_eq!(observed.read(&mut two).await.unwrap(), 0);
-        assert!(end_signals.close_notify() && !end_signals.goaway());
+        assert!(end_signals.has_close_notify() && !end_signals.has_goaway());
     }
 }

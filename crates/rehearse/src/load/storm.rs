@@ -7,7 +7,7 @@
 
 use super::dial::{self, Target};
 use super::objects::get_request;
-use crate::config::UNANSWERED;
+use crate::config::ANSWER_TIMEOUT;
 use crate::record::{
     event::{Answer, Failure, Protocol},
     stamp::Stamp,
@@ -20,21 +20,21 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// Time limit of a TLS handshake, as in Go's `http.DefaultTransport`, which client-go follows.
-const PATIENCE: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Time between a failed try and the next.
-const PAUSE: Duration = Duration::from_secs(1);
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
-/// A client that is not served after this time gives up for good: far beyond the needs of a small
-/// machine in the largest storm.
-pub(crate) const LONGEST: Duration = Duration::from_secs(120);
+/// Time after which a client that was not served gives up for good. The largest storm takes far
+/// less, even on a small machine.
+pub(crate) const GIVE_UP_AFTER: Duration = Duration::from_secs(120);
 
 /// The path of the clients' requests. Requests for objects would be slower, because a simulated
 /// apiserver has to ask the rehearsal for objects.
-const VERSION: &str = "/version";
+const VERSION_PATH: &str = "/version";
 
-/// Names the storm's clients in audit logs.
-const AGENT: &str = concat!("berth-rehearse-storm/", env!("CARGO_PKG_VERSION"));
+/// User agent of the storm's clients, for audit logs.
+const USER_AGENT: &str = concat!("berth-rehearse-storm/", env!("CARGO_PKG_VERSION"));
 
 /// The outcome of a try, and its time.
 pub(crate) type Try = (Stamp, Answer);
@@ -57,11 +57,11 @@ impl StormClients {
         let (target, over) = (target.clone(), CancellationToken::new());
         let token = over.clone();
         let run = async move {
-            let until = Instant::now() + LONGEST;
+            let until = Instant::now() + GIVE_UP_AFTER;
             for number in 0..clients {
-                let target = target.from(
+                let target = target.with_source(
                     storm_source(target.address().ip(), number),
-                    AGENT.to_owned(),
+                    USER_AGENT.to_owned(),
                 );
                 tokio::spawn(run_client(target, number, until, sender.clone()));
             }
@@ -84,20 +84,27 @@ async fn run_client(target: Target, number: u32, until: Instant, sender: Unbound
             .await
             .unwrap_or_else(Answer::Failed);
         let served = matches!(answer, Answer::Good { .. });
-        if sender.send((Stamp::now(), answer)).is_err() || served || Instant::now() + PAUSE >= until
+        if sender.send((Stamp::now(), answer)).is_err()
+            || served
+            || Instant::now() + RETRY_PAUSE >= until
         {
             return;
         }
-        sleep(PAUSE).await;
+        sleep(RETRY_PAUSE).await;
     }
 }
 
 /// Connects and asks for the version. An instance answers at almost no cost, so the storm shows the
 /// cost of connections.
 async fn ask_version(target: &Target, stream: String) -> Result<Answer, Failure> {
-    let mut link = dial::within(PATIENCE, target.dial(Protocol::Http2, stream)).await?;
-    let (status, _) = dial::within(UNANSWERED, link.ask(get_request(VERSION.to_owned()))).await?;
-    Ok(link.answer_of(status))
+    let mut link =
+        dial::limit_time(HANDSHAKE_TIMEOUT, target.dial(Protocol::Http2, stream)).await?;
+    let (status, _) = dial::limit_time(
+        ANSWER_TIMEOUT,
+        link.ask(get_request(VERSION_PATH.to_owned())),
+    )
+    .await?;
+    Ok(link.to_answer(status))
 }
 
 #[cfg(test)]
@@ -111,12 +118,12 @@ mod tests {
         let address = free_address().unwrap();
         let target = Target::new(address, &certs::make_certs(dir.path(), &[]).unwrap()).unwrap();
         let (sender, mut tries) = unbounded_channel();
-        run_client(target, 0, Instant::now() + LONGEST, sender).await;
+        run_client(target, 0, Instant::now() + GIVE_UP_AFTER, sender).await;
         let mut count = 0;
         while let Some((_, answer)) = tries.recv().await {
             assert_eq!(answer, Answer::Failed(Failure::Refused));
             count += 1;
         }
-        assert_eq!(count, LONGEST.as_secs());
+        assert_eq!(count, GIVE_UP_AFTER.as_secs());
     }
 }

@@ -2,14 +2,14 @@
 //! if this machine is too busy.
 
 use super::Due;
-use crate::config::LATE;
+use crate::config::LATE_TIMER;
 use crate::record::{event::EventKind, log::Recorder, stamp::Stamp};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep_until;
 
-/// Time between two ticks. Short compared with [`LATE`], so that hardly any delay of the thread
-/// falls between two ticks and is missed.
+/// Time between two ticks. Short compared with [`LATE_TIMER`], so that hardly any delay of the
+/// thread falls between two ticks and is missed.
 const TICK: Duration = Duration::from_millis(50);
 
 /// Records every late tick until the future is dropped.
@@ -18,7 +18,7 @@ pub(super) async fn run(recorder: Arc<Recorder>) {
         let due = Due::now().plus(TICK);
         sleep_until(due.instant).await;
         let late = Stamp::now().since(due.stamp);
-        if late >= LATE {
+        if late >= LATE_TIMER {
             recorder.add("", EventKind::Late(late));
         }
     }
@@ -29,8 +29,8 @@ mod tests {
     use super::*;
     use tokio::task::JoinSet;
 
-    /// Returns the late ticks of the timer while the clients' thread ran `meanwhile`.
-    async fn delays(meanwhile: impl Future<Output = ()>) -> Vec<Duration> {
+    /// Returns how late the late ticks of the timer were while the clients' thread ran `meanwhile`.
+    async fn measure_delays(meanwhile: impl Future<Output = ()>) -> Vec<Duration> {
         let recorder = Arc::new(Recorder::default());
         let mut timer = JoinSet::new();
         timer.spawn(run(Arc::clone(&recorder)));
@@ -50,17 +50,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_is_late_while_its_thread_cannot_run() {
-        let stood_still = LATE + 4 * TICK;
-        let late = delays(async { std::thread::sleep(stood_still) }).await;
-        assert!(!late.is_empty() && late[0] >= LATE, "{late:?}");
+    async fn the_timer_is_late_while_its_thread_cannot_run() {
+        let stood_still = LATE_TIMER + 4 * TICK;
+        let late = measure_delays(async { std::thread::sleep(stood_still) }).await;
+        assert!(!late.is_empty() && late[0] >= LATE_TIMER, "{late:?}");
     }
 
     /// A slow answer of the system under test does not make the timer late.
     #[tokio::test(start_paused = true)]
-    async fn waiting_for_an_answer_makes_it_not_late() {
+    async fn waiting_for_an_answer_does_not_make_the_timer_late() {
         assert!(
-            delays(tokio::time::sleep(Duration::from_secs(15)))
+            measure_delays(tokio::time::sleep(Duration::from_secs(15)))
                 .await
                 .is_empty()
         );

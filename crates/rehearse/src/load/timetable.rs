@@ -5,9 +5,11 @@ use fastrand::Rng;
 use std::iter;
 use std::time::Duration;
 
-/// One request in `CREATES` is a create. Of the other requests, one in `LISTS` is a list.
-const CREATES: u64 = 20;
-const LISTS: u64 = 10;
+/// Average number of requests with one create among them.
+const REQUESTS_PER_CREATE: u64 = 20;
+
+/// Average number of requests with one list among them, not counting creates.
+const REQUESTS_PER_LIST: u64 = 10;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ask {
@@ -17,7 +19,7 @@ pub(super) enum Ask {
     Create,
 }
 
-/// A request of a client.
+/// A request in the timetable of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Entry {
     /// Counts from 0.
@@ -35,7 +37,7 @@ impl Seed {
     /// Returns the random numbers of a client, which are independent of those of other clients.
     /// `kind` is a letter for the kind of the client, and `index` is its number among the clients
     /// of the kind.
-    fn rng(self, kind: u8, index: u64) -> Rng {
+    fn client_rng(self, kind: u8, index: u64) -> Rng {
         let mut rng = Rng::with_seed(self.0 ^ (u64::from(kind) << 56) ^ index);
         // Generators with similar seeds begin with similar numbers. So the first number only seeds
         // the generator that is returned.
@@ -44,9 +46,11 @@ impl Seed {
 
     /// New connections at a rate. A second has `rate` equal parts, and in each part a connection
     /// begins at a random point.
-    pub(super) fn fresh(self, rate: u32) -> impl Iterator<Item = Entry> + Send {
+    pub(super) fn fresh_entries(self, rate: u32) -> impl Iterator<Item = Entry> + Send {
         let step = Duration::from_secs(1) / rate;
-        make_entries(self.rng(b'f', 0), step, move |rng| step.mul_f64(rng.f64()))
+        make_entries(self.client_rng(b'f', 0), step, move |rng| {
+            step.mul_f64(rng.f64())
+        })
     }
 
     /// Requests of a kept connection, one every `step`. The first is due at a random point of the
@@ -56,14 +60,14 @@ impl Seed {
         index: u64,
         step: Duration,
     ) -> impl Iterator<Item = Entry> + Send {
-        let mut rng = self.rng(b'k', index);
+        let mut rng = self.client_rng(b'k', index);
         let offset = step.mul_f64(rng.f64());
         make_entries(rng, step, move |_| offset)
     }
 
     /// Returns the random start, below `within`, of a client without a timetable.
-    pub(super) fn start(self, kind: u8, index: u64, within: Duration) -> Duration {
-        within.mul_f64(self.rng(kind, index).f64())
+    pub(super) fn draw_start(self, kind: u8, index: u64, within: Duration) -> Duration {
+        within.mul_f64(self.client_rng(kind, index).f64())
     }
 }
 
@@ -88,9 +92,9 @@ fn make_entries(
 }
 
 fn choose_ask(rng: &mut Rng) -> Ask {
-    if rng.u64(..CREATES) == 0 {
+    if rng.u64(..REQUESTS_PER_CREATE) == 0 {
         Ask::Create
-    } else if rng.u64(..LISTS) == 0 {
+    } else if rng.u64(..REQUESTS_PER_LIST) == 0 {
         Ask::List
     } else {
         Ask::Get
@@ -111,11 +115,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The entries of a load of some seconds.
+    /// The timetables of a load of some seconds: of new connections, and of four kept connections.
     fn all_entries(seed: u64, rate: u32) -> Vec<Vec<Entry>> {
         let seed = Seed(seed);
         let step = Duration::from_millis(100);
-        let mut all = vec![seed.fresh(rate).take(500).collect()];
+        let mut all = vec![seed.fresh_entries(rate).take(500).collect()];
         all.extend((0..4).map(|index| seed.kept_entries(index, step).take(100).collect()));
         all
     }
@@ -124,12 +128,12 @@ mod tests {
         #[test]
         fn the_same_seed_makes_the_same_timetable(seed: u64, rate in 20..=1000_u32) {
             prop_assert_eq!(all_entries(seed, rate), all_entries(seed, rate));
-            prop_assert_eq!(Seed(seed).start(b'w', 3, Duration::MAX / 4), Seed(seed).start(b'w', 3, Duration::MAX / 4));
+            prop_assert_eq!(Seed(seed).draw_start(b'w', 3, Duration::MAX / 4), Seed(seed).draw_start(b'w', 3, Duration::MAX / 4));
             prop_assert_ne!(all_entries(seed, rate), all_entries(seed.wrapping_add(1), rate));
         }
 
         #[test]
-        fn no_client_has_anothers(seed: u64) {
+        fn no_two_clients_have_the_same_timetable(seed: u64) {
             let mut all = all_entries(seed, 100);
             let clients = all.len();
             all.iter_mut().for_each(|entries| entries.truncate(100));
@@ -140,7 +144,7 @@ mod tests {
 
         #[test]
         fn the_rate_is_kept_and_nothing_overtakes(seed: u64, rate in 20..=1000_u32) {
-            let entries: Vec<Entry> = Seed(seed).fresh(rate).take(rate as usize * 2).collect();
+            let entries: Vec<Entry> = Seed(seed).fresh_entries(rate).take(rate as usize * 2).collect();
             prop_assert!(entries.is_sorted_by_key(|e| e.after));
             let last = entries.last().unwrap();
             prop_assert_eq!(last.number + 1, entries.len() as u64);

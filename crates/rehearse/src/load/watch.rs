@@ -2,7 +2,7 @@
 
 use super::Client;
 use super::follow::{Follower, View};
-use super::objects::{Event, Object, WRITTEN, configmaps_path};
+use super::objects::{Event, Object, WRITE_NAMESPACE, configmaps_path};
 use super::sequence::Sequence;
 use super::writer::Goal;
 use crate::record::{
@@ -20,13 +20,15 @@ pub(super) async fn run(client: Client, index: u64, goal: Receiver<Option<Arc<Go
         client,
         "watch",
         index,
-        configmaps_path(WRITTEN),
+        configmaps_path(WRITE_NAMESPACE),
         Counted::default(),
     );
     let goal = follower.run(goal).await;
     let mut counted = follower.view;
-    let flaw = counted.sequence.finish(goal.map_or(0, |goal| goal.last));
-    counted.record(flaw);
+    let flaw = counted
+        .sequence
+        .find_missing_end(goal.map_or(0, |goal| goal.last));
+    counted.record_flaw(flaw);
     // For the control only the ends of the streams matter, so its events are not recorded.
     if follower.client.control.is_some() {
         return;
@@ -53,15 +55,15 @@ struct Counted {
 }
 
 impl Counted {
-    fn record(&mut self, flaw: Option<(Loss, u64)>) {
+    fn record_flaw(&mut self, flaw: Option<(Loss, u64)>) {
         self.flaws
             .extend(flaw.map(|(loss, count)| (Stamp::now(), loss, count)));
     }
 }
 
 impl View for Counted {
-    fn listed(&mut self, objects: &[Object<'_>]) {
-        self.sequence.listed(
+    fn take_list(&mut self, objects: &[Object<'_>]) {
+        self.sequence.record_list(
             objects
                 .iter()
                 .filter_map(Object::sequence)
@@ -70,7 +72,7 @@ impl View for Counted {
         );
     }
 
-    fn observe(&mut self, instance: &str, event: &Event<'_>) {
+    fn observe_event(&mut self, instance: &str, event: &Event<'_>) {
         if event.kind != "ADDED" {
             return;
         }
@@ -81,11 +83,11 @@ impl View for Counted {
             Some(events) => *events += 1,
             None => drop(self.events.insert(instance.to_owned(), 1)),
         }
-        let flaw = self.sequence.observe(number);
-        self.record(flaw);
+        let flaw = self.sequence.observe_number(number);
+        self.record_flaw(flaw);
     }
 
-    fn has(&self, goal: &Goal) -> bool {
-        self.sequence.has(goal.last)
+    fn has_reached(&self, goal: &Goal) -> bool {
+        self.sequence.has_reached(goal.last)
     }
 }

@@ -5,11 +5,11 @@
 //! The bookkeeping is simple, because every name is written only once. A create answered by 409 was
 //! done by an earlier try, and a delete answered by 404 as well.
 
-use super::dial::{Link, Target, within};
-use super::objects::{self, ALL, List, Request, Tag};
+use super::dial::{Link, Target, limit_time};
+use super::objects::{self, ALL_CONFIGMAPS, List, Request, Tag};
 use super::timetable::protocol_of;
 use super::{Client, Instances};
-use crate::config::WRITE_EVERY;
+use crate::config::WRITE_INTERVAL;
 use crate::record::event::Failure;
 use hyper::StatusCode;
 use hyper::body::Bytes;
@@ -25,14 +25,14 @@ const DELETE_EVERY: u64 = 4;
 const DELETE_BEFORE: u64 = 3;
 
 /// Time limit of a try.
-const TRY: Duration = Duration::from_secs(3);
+const TRY_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Pause after a try of all instances.
-const PAUSE: Duration = Duration::from_millis(50);
+/// Pause after a request was tried at all instances.
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
 /// Time limit of all tries while the load begins or ends. In between there is no limit: without an
 /// instance nothing can be written.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TOTAL_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The expected state after the last write.
 #[derive(Debug)]
@@ -48,11 +48,11 @@ pub(super) struct Goal {
 pub(super) struct Ledger(Arc<Mutex<BTreeSet<String>>>);
 
 impl Ledger {
-    pub(super) fn created(&self, name: String) {
+    pub(super) fn add_name(&self, name: String) {
         self.lock().insert(name);
     }
 
-    fn deleted(&self, name: &str) {
+    fn remove_name(&self, name: &str) {
         self.lock().remove(name);
     }
 
@@ -86,40 +86,43 @@ impl Writer {
     }
 
     /// Writes the objects that must exist before the load.
-    pub(super) async fn stock(&mut self) -> Result<(), String> {
-        let deadline = Instant::now() + PATIENCE;
-        for request in self.tag.stock() {
-            let made =
-                tokio::time::timeout_at(deadline, self.done(&request, StatusCode::CONFLICT)).await;
+    pub(super) async fn write_stock(&mut self) -> Result<(), String> {
+        let deadline = Instant::now() + TOTAL_TIMEOUT;
+        for request in self.tag.stock_requests() {
+            let made = tokio::time::timeout_at(
+                deadline,
+                self.repeat_until_done(&request, StatusCode::CONFLICT),
+            )
+            .await;
             made.map_err(|_| format!("cannot write the objects of the rehearsal: {}", self.why))?;
         }
         Ok(())
     }
 
-    /// Writes a numbered object every [`WRITE_EVERY`], from 1 on, and deletes some, until the load
-    /// stops.
+    /// Writes a numbered object every [`WRITE_INTERVAL`], from 1 on, and deletes some, until the
+    /// load stops.
     pub(super) async fn run(mut self) -> Self {
-        let mut ticks = tokio::time::interval(WRITE_EVERY);
+        let mut ticks = tokio::time::interval(WRITE_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let stop = self.client.stop.clone();
         while stop.run_until_cancelled(ticks.tick()).await.is_some() {
             let number = self.last + 1;
-            let name = self.tag.write(number);
+            let name = self.tag.written_name(number);
             // A stop of the load does not interrupt a write, since the outcome of an interrupted
             // write would be unknown.
             if !self
-                .bounded(&objects::write_request(&name, number), StatusCode::CONFLICT)
+                .try_until_too_late(&objects::write_request(&name, number), StatusCode::CONFLICT)
                 .await
             {
                 break;
             }
             self.last = number;
-            self.client.ledger.created(name);
+            self.client.ledger.add_name(name);
             if number.is_multiple_of(DELETE_EVERY) {
-                let name = self.tag.write(number - DELETE_BEFORE);
-                self.client.ledger.deleted(&name);
+                let name = self.tag.written_name(number - DELETE_BEFORE);
+                self.client.ledger.remove_name(&name);
                 if !self
-                    .bounded(&objects::delete_request(&name), StatusCode::NOT_FOUND)
+                    .try_until_too_late(&objects::delete_request(&name), StatusCode::NOT_FOUND)
                     .await
                 {
                     break;
@@ -131,8 +134,8 @@ impl Writer {
 
     /// Returns the objects that exist after the last write, and an objection if acknowledged
     /// objects are missing. To be called after the last write.
-    pub(super) async fn goal(mut self) -> (Goal, Option<String>) {
-        let Ok(list) = timeout(PATIENCE, self.list()).await else {
+    pub(super) async fn find_goal(mut self) -> (Goal, Option<String>) {
+        let Ok(list) = timeout(TOTAL_TIMEOUT, self.list_objects()).await else {
             let trouble = format!(
                 "the objects could not be listed at the end, so the result of the writes is unknown: {}",
                 self.why
@@ -147,7 +150,7 @@ impl Writer {
         };
         let lost = self.client.ledger.lock().difference(&list).count();
         let trouble = (lost > 0).then(|| {
-            format!("{lost} objects are not there although their creation was acknowledged")
+            format!("{lost} objects are missing although the apiserver acknowledged their creation")
         });
         (
             Goal {
@@ -158,24 +161,25 @@ impl Writer {
         )
     }
 
-    /// Like [`Writer::done`], with a time limit of [`PATIENCE`] after the stop of the load. Returns
-    /// false if the request was not done by then.
-    async fn bounded(&mut self, request: &Request, already: StatusCode) -> bool {
+    /// Like [`Writer::repeat_until_done`], with a time limit of [`TOTAL_TIMEOUT`] after the stop of
+    /// the load. Returns false if the request was not done by then.
+    async fn try_until_too_late(&mut self, request: &Request, already: StatusCode) -> bool {
         let stop = self.client.stop.clone();
         let too_late = async {
             stop.cancelled().await;
-            tokio::time::sleep(PATIENCE).await;
+            tokio::time::sleep(TOTAL_TIMEOUT).await;
         };
         tokio::select! {
-            () = self.done(request, already) => true,
+            () = self.repeat_until_done(request, already) => true,
             () = too_late => false,
         }
     }
 
-    /// Retries a request until it is done.
-    async fn done(&mut self, request: &Request, already: StatusCode) {
+    /// Repeats a request until an instance has done it, or answers with the status `already`: then
+    /// an earlier try has done it.
+    async fn repeat_until_done(&mut self, request: &Request, already: StatusCode) {
         loop {
-            match self.sent(request).await {
+            match self.send_to_any_instance(request).await {
                 Ok((status, _)) if status.is_success() || status == already => return,
                 Ok((status, body)) => {
                     self.why = format!(
@@ -188,21 +192,26 @@ impl Writer {
                 Err(why) => self.why = format!("{} {}: {why}", request.method, request.path),
             }
             self.link = None;
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(RETRY_PAUSE).await;
         }
     }
 
     /// The names of the rehearsal's objects, as listed.
-    async fn list(&mut self) -> BTreeSet<String> {
+    async fn list_objects(&mut self) -> BTreeSet<String> {
         loop {
-            match self.sent(&objects::get_request(ALL.to_owned())).await {
+            match self
+                .send_to_any_instance(&objects::get_request(ALL_CONFIGMAPS.to_owned()))
+                .await
+            {
                 Ok((StatusCode::OK, body)) => match serde_json::from_slice::<List<'_>>(&body) {
                     Ok(list) => {
                         let names = list
                             .items
                             .iter()
                             .map(|object| object.metadata.name.to_string());
-                        return names.filter(|name| self.tag.is_on(name)).collect();
+                        return names
+                            .filter(|name| self.tag.owns_object_name(name))
+                            .collect();
                     }
                     Err(error) => self.why = error.to_string(),
                 },
@@ -210,16 +219,19 @@ impl Writer {
                 Err(why) => self.why = why.to_string(),
             }
             self.link = None;
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(RETRY_PAUSE).await;
         }
     }
 
     /// Sends a request over the open connection. If that fails, dials the instances in turn, and
     /// sends the request over the new connection, until an instance answers.
-    async fn sent(&mut self, request: &Request) -> Result<(StatusCode, Bytes), Failure> {
+    async fn send_to_any_instance(
+        &mut self,
+        request: &Request,
+    ) -> Result<(StatusCode, Bytes), Failure> {
         let mut last = Failure::Refused;
         if let Some(link) = &mut self.link {
-            match within(TRY, link.ask(request.clone())).await {
+            match limit_time(TRY_TIMEOUT, link.ask(request.clone())).await {
                 Ok(answer) => return Ok(answer),
                 Err(failure) => last = failure,
             }
@@ -228,16 +240,19 @@ impl Writer {
         let targets: Vec<Target> = self
             .client
             .target
-            .direct(&self.instances.borrow_and_update());
+            .instance_targets(&self.instances.borrow_and_update());
         for target in targets {
             self.dialled += 1;
             let sent = async {
-                let mut link = within(
-                    TRY,
+                let mut link = limit_time(
+                    TRY_TIMEOUT,
                     target.dial(protocol_of(1), format!("writer-{}", self.dialled)),
                 )
                 .await?;
-                Ok((within(TRY, link.ask(request.clone())).await?, link))
+                Ok((
+                    limit_time(TRY_TIMEOUT, link.ask(request.clone())).await?,
+                    link,
+                ))
             };
             match sent.await {
                 Ok((answer, link)) => {

@@ -7,7 +7,7 @@
 //! no other keys unless another program answered.
 //!
 //! A test compares `docs/report.schema.json` with these types and their comments. A change that
-//! misleads an old reader needs a new [`VERSION`]. A new field or row does not: readers skip
+//! misleads an old reader needs a new [`SCHEMA_VERSION`]. A new field or row does not: readers skip
 //! unknown fields and rows.
 
 use super::format;
@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 /// Version of the schema.
-pub const VERSION: u32 = 1;
+pub const SCHEMA_VERSION: u32 = 1;
 
 /// A rehearsal: command, machine and runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -269,10 +269,10 @@ impl fmt::Display for MarkKind {
 
 impl Ran {
     /// Returns the verdict in words.
-    pub(crate) fn words(&self) -> &'static str {
+    pub(crate) fn describe_verdict(&self) -> &'static str {
         match self.verdict {
-            Verdict::Held if self.allowed() > 0 => {
-                "nothing was lost but what faults may cost, every promise held"
+            Verdict::Held if self.count_allowed_losses() > 0 => {
+                "only losses that the injected faults may cause were seen, and every promise held"
             }
             Verdict::Held => "nothing was lost",
             Verdict::Unproven => "nothing was seen to be lost, but the run proves nothing",
@@ -297,7 +297,7 @@ impl Ran {
     }
 
     /// Returns the figure of this name. `None` if the run has no such figure.
-    pub fn figure(&self, name: &str) -> Option<Value> {
+    pub fn find_figure(&self, name: &str) -> Option<Value> {
         self.rows
             .iter()
             .find(|row| row.name == name)
@@ -305,7 +305,7 @@ impl Ran {
     }
 
     /// Returns the kind of the apiservers, in words.
-    pub(crate) fn apiservers(&self) -> &'static str {
+    pub(crate) fn describe_apiservers(&self) -> &'static str {
         if self.simulated {
             "simulated apiservers"
         } else {
@@ -314,36 +314,37 @@ impl Ran {
     }
 
     /// Returns the number of losses that promises allow.
-    pub fn allowed(&self) -> u64 {
+    pub fn count_allowed_losses(&self) -> u64 {
         self.promises
             .iter()
             .flat_map(|promise| promise.allowed.values())
             .sum()
     }
 
-    /// Adds an objection against berth or an instance.
-    pub(crate) fn object(&mut self, objection: String) {
+    /// Adds an objection against berth or an instance: the verdict is at best [`Verdict::Wrong`].
+    pub(crate) fn add_objection(&mut self, objection: String) {
         self.objections.push(objection);
         self.verdict = self.verdict.max(Verdict::Wrong);
     }
 
-    /// Adds an objection against the run. Another run, or a faster machine, may prove more.
-    pub(crate) fn doubt(&mut self, objection: String) {
+    /// Adds an objection against the run: the verdict is at best [`Verdict::Unproven`]. Another
+    /// run, or a faster machine, may prove more.
+    pub(crate) fn add_doubt(&mut self, objection: String) {
         self.objections.push(objection);
         self.verdict = self.verdict.max(Verdict::Unproven);
     }
 
     /// Adds an objection because of late timers: the machine was too busy for a verdict.
-    pub(crate) fn too_busy(&mut self, objection: String) {
+    pub(crate) fn mark_too_busy(&mut self, objection: String) {
         self.objections.push(objection);
         self.verdict = self.verdict.max(Verdict::TooBusy);
     }
 
-    /// Adds objections for requests that failed on this machine, by reason.
-    pub(crate) fn doubt_machine(&mut self, failed: BTreeMap<&str, u64>) {
+    /// Adds an objection for each reason why this machine could not make requests.
+    pub(crate) fn add_machine_doubts(&mut self, failed: BTreeMap<&str, u64>) {
         for (why, count) in failed {
-            self.doubt(format!(
-                "{count} requests failed on this machine ({why}): a lower --rate or --storm helps"
+            self.add_doubt(format!(
+                "{count} requests failed on this machine ({why}): give a lower --rate or --storm"
             ));
         }
     }
@@ -351,12 +352,12 @@ impl Ran {
 
 impl Row {
     /// Marks the row as a main figure, which every table shows.
-    pub(crate) fn main(&mut self) -> &mut Self {
+    pub(crate) fn mark_as_main(&mut self) -> &mut Self {
         self.main = true;
         self
     }
 
-    pub(crate) fn note(&mut self, note: impl Into<String>) {
+    pub(crate) fn set_note(&mut self, note: impl Into<String>) {
         self.note = note.into();
     }
 }
@@ -364,15 +365,15 @@ impl Row {
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Count(count) => f.write_str(&format::count(*count)),
-            Self::Ms(ms) => f.write_str(&format::wait_time(*ms)),
+            Self::Count(count) => f.write_str(&format::format_count(*count)),
+            Self::Ms(ms) => f.write_str(&format::format_wait_time(*ms)),
         }
     }
 }
 
 impl Mark {
     /// Returns the event in a few words.
-    pub(crate) fn words(&self) -> String {
+    pub(crate) fn describe_mark(&self) -> String {
         match self.what {
             MarkKind::Fault if !self.text.is_empty() => self.text.clone(),
             what => what.to_string(),

@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// An event of the log.
+/// An entry of the log: a time, and what was seen then.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Event {
     pub at: Stamp,
@@ -34,13 +34,14 @@ pub enum EventKind {
     Attempt(Dialed, Attempt),
     /// A connection ended although its client wanted to keep it.
     StreamEnd(Dialed, StreamEnd),
-    /// The clients were behind their timetable by this duration, more than before.
+    /// The clients are behind their timetable by this duration: the largest delay so far.
     Behind(Duration),
-    /// A timer of the clients was late by this duration, at least [`LATE`](crate::config::LATE).
+    /// A timer of the clients was late by this duration, at least
+    /// [`LATE_TIMER`](crate::config::LATE_TIMER).
     Late(Duration),
     /// A watch finished.
     Watch(WatchSum),
-    /// The end of an informer: a client with a local copy of the objects.
+    /// The final state of an informer: a client with a local copy of the objects.
     Informer(Informer),
     /// A storm of this many clients began.
     StormBegan(u32),
@@ -50,18 +51,18 @@ pub enum EventKind {
     StormEnded,
     /// A simulated apiserver reported the end of a connection.
     EndReport(EndReport),
-    /// Something happened to an instance.
+    /// An event in the life of an instance, such as its start or SIGTERM.
     Mark {
         mark: MarkKind,
         /// Details, such as an exit status. May be empty.
         text: String,
     },
-    /// The instance takes part. True for the old and the new instance, false for a version that
-    /// must never serve.
+    /// An instance takes part in the run. True for the old and the new instance, false for a
+    /// version that must never serve.
     Player(bool),
-    /// The instance reports the expected version.
+    /// The instance's `/version` answered with this version, as expected.
     Version(String),
-    /// A fault was injected at an instance.
+    /// The script injected a fault in an instance or in its relay.
     Fault {
         fault: Fault,
         standby: Standby,
@@ -86,7 +87,7 @@ pub enum EventKind {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Dialed {
-    /// The address under test.
+    /// The berth's address, which is under test.
     Front,
     /// The address of an instance: the control group, without a proxy between.
     Instance(String),
@@ -140,11 +141,11 @@ pub struct Attempt {
     pub answer: Answer,
 }
 
-/// Whether an [`Attempt`] uses a new connection.
+/// The connection that an [`Attempt`] uses: a new one, or one that was open already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ConnectionKind {
-    /// TCP connect, TLS handshake, then the request.
+    /// A new connection: TCP connect, TLS handshake, then the request.
     New,
     /// A request on an open connection, which has carried an answer before.
     Kept,
@@ -166,7 +167,7 @@ pub enum Answer {
     Failed(Failure),
 }
 
-/// The reason for a missing answer or the end of a stream.
+/// The reason why an answer is missing, or why a stream ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Failure {
@@ -174,7 +175,7 @@ pub enum Failure {
     Reset,
     /// The connection was closed, with or without a TLS close before.
     Closed,
-    /// No answer for [`crate::config::UNANSWERED`].
+    /// No answer for [`crate::config::ANSWER_TIMEOUT`].
     Unanswered,
     /// The client does not trust the certificate for this address.
     X509(String),
@@ -222,7 +223,7 @@ pub struct StreamEnd {
     pub stream: StreamId,
     pub what: StreamKind,
     pub protocol: Protocol,
-    /// The instance whose certificate the client saw.
+    /// The instance of the connection. The client saw this instance's certificate.
     pub instance: String,
     /// When the client saw the end.
     pub at: Stamp,
@@ -239,7 +240,7 @@ pub struct StreamEnd {
 pub enum StreamKind {
     /// A single request. The [`Attempt`] records the end, too.
     New,
-    /// Requests one after another.
+    /// A connection with many requests in a row.
     Kept,
     Watch,
 }
@@ -257,11 +258,11 @@ pub enum Protocol {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Signed {
-    /// The end of a streamed answer (of a watch), which could have continued.
+    /// A regular end of a streamed answer, such as a watch's, that could have continued.
     EndOfAnswer,
     /// `Connection: close` on the last answer.
     LastAnswer,
-    /// HTTP/2's GOAWAY, with no request in flight that is allowed to finish.
+    /// HTTP/2's GOAWAY, while no request was in flight that may still finish.
     GoAway,
     /// TLS's close_notify.
     CloseNotify,
@@ -281,15 +282,15 @@ pub struct EndReport {
     pub rejected: u32,
 }
 
-/// The end that closed a connection, seen from the instance.
+/// The side that closed a connection, as the instance saw it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EndedBy {
-    /// The instance, because of its shutdown.
+    /// The instance closed the connection, because of its shutdown.
     Instance,
-    /// The peer, while no request was in flight.
+    /// The peer closed the connection while no request was in flight.
     Peer,
-    /// The peer, by a close or reset in the middle of an answer.
+    /// The peer closed or reset the connection in the middle of an answer.
     PeerEarly,
 }
 
@@ -327,15 +328,16 @@ impl WatchSum {
 pub struct Informer {
     /// The name of the client.
     pub id: String,
-    /// Objects written and not deleted.
+    /// Number of objects that were written and not deleted.
     pub written: u64,
-    /// Objects in the client's copy at the end.
+    /// Number of objects in the client's copy at the end.
     pub held: u64,
-    /// Written objects that are missing in the copy, or were never seen before their deletion.
+    /// Number of written objects that are missing in the copy, or were never seen before their
+    /// deletion.
     pub missing: u64,
-    /// Deleted objects that are still in the copy.
+    /// Number of deleted objects that are still in the copy.
     pub stale: u64,
-    /// Objects with a duplicated event.
+    /// Number of objects with a duplicated event.
     pub duplicated: u64,
     /// Number of times that the client listed again.
     pub relists: u64,
@@ -346,7 +348,7 @@ pub struct Informer {
 impl Informer {
     /// True if the client follows objects without writes: only the number of lists counts as
     /// evidence, not the copy.
-    pub(crate) fn is_quiet(&self) -> bool {
+    pub(crate) fn follows_objects_without_writes(&self) -> bool {
         self.id.starts_with("quiet-")
     }
 }

@@ -1,7 +1,7 @@
 //! Formats numbers for people, with units and separators between thousands. Escapes text for HTML.
 
 /// Formats a number with separators between thousands.
-pub fn count(number: u64) -> String {
+pub fn format_count(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() * 4 / 3);
     for (index, digit) in digits.chars().enumerate() {
@@ -14,12 +14,16 @@ pub fn count(number: u64) -> String {
 }
 
 /// Formats a number with its noun: `1 watch`, `2,000 watches`. `many` is the plural.
-pub(crate) fn count_of(number: u64, one: &str, many: &str) -> String {
-    format!("{} {}", count(number), if number == 1 { one } else { many })
+pub(crate) fn format_count_with_noun(number: u64, one: &str, many: &str) -> String {
+    format!(
+        "{} {}",
+        format_count(number),
+        if number == 1 { one } else { many }
+    )
 }
 
 /// Formats a duration, with three significant digits.
-pub fn wait_time(ms: f64) -> String {
+pub fn format_wait_time(ms: f64) -> String {
     match ms {
         ms if !ms.is_finite() => "unknown".to_owned(),
         ..0.01 => "0 ms".to_owned(),
@@ -27,7 +31,7 @@ pub fn wait_time(ms: f64) -> String {
         ..10.0 => format!("{ms:.1} ms"),
         ..1_000.0 => format!("{ms:.0} ms"),
         ..100_000.0 => format!("{:.1} s", ms / 1e3),
-        _ => format!("{} s", count((ms / 1e3) as u64)),
+        _ => format!("{} s", format_count((ms / 1e3) as u64)),
     }
 }
 
@@ -35,7 +39,7 @@ pub fn wait_time(ms: f64) -> String {
 pub(crate) fn format_moment(ms: i64) -> String {
     let sign = if ms < 0 { "−" } else { "" };
     let ms = ms.unsigned_abs();
-    format!("{sign}{}.{:02} s", count(ms / 1000), ms % 1000 / 10)
+    format!("{sign}{}.{:02} s", format_count(ms / 1000), ms % 1000 / 10)
 }
 
 /// Formats a size of memory.
@@ -58,7 +62,7 @@ pub(crate) fn capitalize(words: &str) -> String {
 }
 
 /// Escapes text for an HTML element or a quoted attribute.
-pub(crate) fn escape(text: &str) -> String {
+pub(crate) fn escape_html(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for letter in text.chars() {
         match letter {
@@ -89,7 +93,7 @@ mod tests {
             1_234_567.0,
             f64::NAN,
         ]
-        .map(wait_time);
+        .map(format_wait_time);
         assert_eq!(
             texts,
             [
@@ -99,9 +103,9 @@ mod tests {
     }
 
     #[test]
-    fn moments_sizes_and_counts() {
+    fn moments_sizes_and_counts_are_formatted() {
         assert_eq!(
-            [0, 999, 1_000, 1_234_567].map(count),
+            [0, 999, 1_000, 1_234_567].map(format_count),
             ["0", "999", "1,000", "1,234,567"]
         );
         assert_eq!(
@@ -113,7 +117,9 @@ mod tests {
             ["512 MiB", "16.0 GiB"]
         );
         assert_eq!(
-            count_of(1, "watch", "watches") + " " + &count_of(2_000, "watch", "watches"),
+            format_count_with_noun(1, "watch", "watches")
+                + " "
+                + &format_count_with_noun(2_000, "watch", "watches"),
             "1 watch 2,000 watches"
         );
     }

@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Metrics of a gate.
+/// Metrics of a shim's gate, where clients queue for their TLS handshakes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GateMetrics {
     /// Number of waiting clients, by class.

@@ -30,8 +30,8 @@ impl Recorder {
         });
     }
 
-    /// Appends a mark of an instance.
-    pub(crate) fn mark(&self, instance: &str, mark: MarkKind) {
+    /// Appends an event of an instance, with the present time.
+    pub(crate) fn add_mark(&self, instance: &str, mark: MarkKind) {
         self.add(
             instance,
             EventKind::Mark {
@@ -42,12 +42,12 @@ impl Recorder {
     }
 
     /// Appends an unexpected error.
-    pub(crate) fn trouble(&self, trouble: String) {
+    pub(crate) fn add_trouble(&self, trouble: String) {
         self.add("", EventKind::Trouble(trouble));
     }
 
     /// Appends a fault and returns its number.
-    pub(crate) fn inject(&self, instance: &str, fault: Fault, standby: Standby) -> usize {
+    pub(crate) fn add_fault(&self, instance: &str, fault: Fault, standby: Standby) -> usize {
         let mut log = self.lock();
         let number = log
             .iter()
@@ -66,13 +66,13 @@ impl Recorder {
         read(&self.lock())
     }
 
-    /// Returns when an instance last got a mark.
-    pub fn last(&self, instance: &str, mark: MarkKind) -> Option<Stamp> {
+    /// Returns the last time at which an event of this kind was logged for an instance.
+    pub fn last_mark_time(&self, instance: &str, mark: MarkKind) -> Option<Stamp> {
         self.read(|log| last_mark(log, instance, mark))
     }
 
     /// Returns the clients' largest delay behind their timetable.
-    pub(crate) fn behind(&self) -> Duration {
+    pub(crate) fn max_delay(&self) -> Duration {
         let behind = |event: &Event| {
             if let EventKind::Behind(behind) = event.what {
                 Some(behind)
@@ -94,12 +94,12 @@ impl Recorder {
     }
 
     /// Calls a function under the lock, so that no other event comes between.
-    pub(crate) fn with<T>(&self, act: impl FnOnce(&mut Vec<Event>) -> T) -> T {
+    pub(crate) fn with_events<T>(&self, act: impl FnOnce(&mut Vec<Event>) -> T) -> T {
         act(&mut self.lock())
     }
 }
 
-/// Returns when an instance last got a mark.
+/// Returns the last time at which an event of this kind was logged for an instance.
 pub(crate) fn last_mark(log: &[Event], instance: &str, wanted: MarkKind) -> Option<Stamp> {
     let marked = |event: &&Event| {
         event.subject == instance
@@ -109,7 +109,7 @@ pub(crate) fn last_mark(log: &[Event], instance: &str, wanted: MarkKind) -> Opti
 }
 
 /// Returns the requests of clients that dial the address under test.
-pub fn front_attempts(log: &[Event]) -> impl DoubleEndedIterator<Item = &Attempt> {
+pub fn attempts_at_tested_address(log: &[Event]) -> impl DoubleEndedIterator<Item = &Attempt> {
     log.iter().filter_map(|event| match &event.what {
         EventKind::Attempt(Dialed::Front, attempt) => Some(attempt),
         _ => None,

@@ -35,8 +35,8 @@ pub enum Loss {
 }
 
 impl Loss {
-    /// Returns the singular and the plural.
-    fn names(self) -> (&'static str, &'static str) {
+    /// Returns the name of the loss for messages, in the singular and in the plural.
+    fn singular_and_plural(self) -> (&'static str, &'static str) {
         match self {
             Self::Refused => ("connection refused", "connections refused"),
             Self::Reset => ("connection reset", "connections reset"),
@@ -54,14 +54,14 @@ impl Loss {
         }
     }
 
-    pub(crate) fn many(self) -> &'static str {
-        self.names().1
+    pub(crate) fn plural(self) -> &'static str {
+        self.singular_and_plural().1
     }
 
     /// Returns a number of losses in words.
     pub(crate) fn words(self, count: u64) -> String {
-        let (one, many) = self.names();
-        format::count_of(count, one, many)
+        let (one, many) = self.singular_and_plural();
+        format::format_count_with_noun(count, one, many)
     }
 }
 

@@ -1,5 +1,5 @@
-//! The record of a rehearsal: its [`log`], sorted by subject. There is every
-//! attempt of a client, every end that a client saw, and every end that an instance reported. The
+//! The record of a rehearsal: its [`log`], sorted by subject. Contains every request of a client,
+//! every end of a connection that a client saw, and every end that an instance reported. The
 //! [judges](crate::judges) read the record.
 
 pub mod data;
@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::Duration;
 
-/// A mark of an instance in the log.
+/// An event in the life of an instance, such as its start or SIGTERM, and its time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Moment {
     pub instance: String,
@@ -33,7 +33,7 @@ pub struct Moment {
     pub text: String,
 }
 
-/// All marks of a rehearsal. A restarted instance has some marks twice.
+/// All events in the lives of the instances. A restarted instance has some events twice.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Moments(pub Vec<Moment>);
 
@@ -48,17 +48,17 @@ impl Moments {
         });
     }
 
-    /// Returns when an instance first got a mark.
-    pub fn first(&self, instance: &str, mark: MarkKind) -> Option<Stamp> {
-        self.of(instance, mark).min()
+    /// Returns the first time at which an instance had an event of this kind.
+    pub fn first_time(&self, instance: &str, mark: MarkKind) -> Option<Stamp> {
+        self.times_of_mark(instance, mark).min()
     }
 
-    /// Returns when an instance last got a mark.
-    pub(crate) fn last(&self, instance: &str, mark: MarkKind) -> Option<Stamp> {
-        self.of(instance, mark).max()
+    /// Returns the last time at which an instance had an event of this kind.
+    pub(crate) fn last_time(&self, instance: &str, mark: MarkKind) -> Option<Stamp> {
+        self.times_of_mark(instance, mark).max()
     }
 
-    fn of(&self, instance: &str, mark: MarkKind) -> impl Iterator<Item = Stamp> {
+    fn times_of_mark(&self, instance: &str, mark: MarkKind) -> impl Iterator<Item = Stamp> {
         self.0
             .iter()
             .filter(move |m| m.instance == instance && m.mark == mark)
@@ -78,7 +78,7 @@ pub struct Player {
 
 /// An injected fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Injected {
+pub struct InjectedFault {
     pub fault: Fault,
     pub instance: String,
     pub standby: Standby,
@@ -104,7 +104,7 @@ pub struct Control {
     pub ends: Vec<StreamEnd>,
 }
 
-/// The whole log, sorted.
+/// The whole log, sorted by what the events are about.
 #[derive(Debug, Default)]
 pub struct Record {
     /// Attempts, in the order of their answers.
@@ -119,11 +119,12 @@ pub struct Record {
     /// The instances, in the order of their start.
     pub players: Vec<Player>,
     /// Injected faults.
-    pub injected: Vec<Injected>,
+    pub injected: Vec<InjectedFault>,
     pub watches: Vec<WatchSum>,
     /// Results of the clients that keep a copy of objects.
     pub informers: Vec<Informer>,
-    /// Streams and ends without berth.
+    /// Connections that clients dialled to the instances directly, without berth between, and their
+    /// ends.
     pub control: Control,
     /// The clients' largest delay behind their timetable.
     pub behind: Duration,
@@ -138,7 +139,7 @@ pub struct Record {
 impl Record {
     /// Returns the period of the load. The load of an aborted run may lack an end, and even a
     /// beginning.
-    pub(crate) fn load(&self) -> Range<Stamp> {
+    pub(crate) fn load_period(&self) -> Range<Stamp> {
         let first = self.attempts.iter().map(|a| a.due).min();
         let last = self.attempts.iter().map(|a| a.done).max();
         let began = self.began.or(first).unwrap_or(Stamp(0));
@@ -198,7 +199,7 @@ impl Record {
             }
             EventKind::Fault { fault, standby } => {
                 let (noticed, over, has, seen) = (None, None, None, Vec::new());
-                self.injected.push(Injected {
+                self.injected.push(InjectedFault {
                     fault,
                     instance: subject,
                     standby,
@@ -211,7 +212,7 @@ impl Record {
             }
             EventKind::FaultStep(number, step) => {
                 if let Some(injected) = self.injected.get_mut(number) {
-                    injected.step(at, step);
+                    injected.record_fault_step(at, step);
                 }
             }
             EventKind::Trouble(trouble) => self.troubles.push(trouble),
@@ -220,8 +221,8 @@ impl Record {
     }
 }
 
-impl Injected {
-    fn step(&mut self, at: Stamp, step: FaultStep) {
+impl InjectedFault {
+    fn record_fault_step(&mut self, at: Stamp, step: FaultStep) {
         match step {
             FaultStep::Noticed => self.noticed = Some(at),
             FaultStep::Over => self.over = Some(at),
@@ -240,8 +241,8 @@ mod tests {
         Attempt as Attempted, Fault as FaultBegan, FaultStep as Step, Player as Plays,
     };
 
-    /// Returns the record of these events, which have increasing times. The log is written as JSON
-    /// and read again first.
+    /// Makes a record of these events, at increasing times. The log is first written as JSON and
+    /// read again.
     fn record(events: Vec<(&str, EventKind)>) -> Record {
         let event = |(n, (subject, what)): (usize, (&str, EventKind))| Event {
             at: Stamp(n as u64),

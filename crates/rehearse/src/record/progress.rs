@@ -2,18 +2,18 @@
 //! The output has no colours, so `NO_COLOR` is not needed.
 
 use super::event::{Answer, Attempt};
-use super::format::count;
-use super::log::{Recorder, front_attempts};
+use super::format::format_count;
+use super::log::{Recorder, attempts_at_tested_address};
 use std::io::{self, IsTerminal, Write};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 
 /// Time between two updates of the counters.
-const UPDATE: Duration = Duration::from_millis(500);
+const UPDATE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Escape sequence that clears the terminal's line.
-const CLEAR: &str = "\r\x1b[K";
+const CLEAR_LINE: &str = "\r\x1b[K";
 
 /// Prints a line. A closed standard error is ignored.
 pub(crate) fn print(line: &str) {
@@ -24,7 +24,7 @@ pub(crate) fn print(line: &str) {
 fn count_requests(recorder: &Recorder) -> (usize, usize) {
     let bad = |attempt: &Attempt| usize::from(!matches!(attempt.answer, Answer::Good { .. }));
     recorder.read(|log| {
-        front_attempts(log).fold((0, 0), |(all, failed), attempt| {
+        attempts_at_tested_address(log).fold((0, 0), |(all, failed), attempt| {
             (all + 1, failed + bad(attempt))
         })
     })
@@ -46,14 +46,14 @@ impl Progress {
             tokio::spawn(async move {
                 let mut before = (began, 0);
                 loop {
-                    tokio::time::sleep(UPDATE).await;
+                    tokio::time::sleep(UPDATE_INTERVAL).await;
                     let (all, bad) = count_requests(&recorder);
                     let rate = all.saturating_sub(before.1) as f64 / before.0.elapsed().as_secs_f64();
                     before = (Instant::now(), all);
-                    let (all, bad) = (count(all as u64), count(bad as u64));
+                    let (all, bad) = (format_count(all as u64), format_count(bad as u64));
                     let seconds = began.elapsed().as_secs();
                     let line =
-                        format!("{CLEAR}{seconds} s: {all} requests, {rate:.0} a second, {bad} without a good answer");
+                        format!("{CLEAR_LINE}{seconds} s: {all} requests, {rate:.0} a second, {bad} without a good answer");
                     let _ = io::stderr().write_all(line.as_bytes());
                 }
             })
@@ -63,7 +63,11 @@ impl Progress {
 
     /// Prints the begin or end of a phase.
     pub(crate) fn print(&self, what: &str) {
-        let clear = if self.ticker.is_some() { CLEAR } else { "" };
+        let clear = if self.ticker.is_some() {
+            CLEAR_LINE
+        } else {
+            ""
+        };
         print(&format!(
             "{clear}{:5.1} s  {what}",
             self.began.elapsed().as_secs_f64()
@@ -75,7 +79,7 @@ impl Drop for Progress {
     fn drop(&mut self) {
         if let Some(ticker) = &self.ticker {
             ticker.abort();
-            let _ = io::stderr().write_all(CLEAR.as_bytes());
+            let _ = io::stderr().write_all(CLEAR_LINE.as_bytes());
         }
     }
 }

@@ -1,4 +1,5 @@
-//! The machine of a report, from `/proc`, and the programs' own versions.
+//! Describes the machine of a report, from `/proc`, and the programs, by the versions that they
+//! print.
 
 use crate::config::{Plan, Via};
 use crate::record::data::{Environment, Instance, Program, Run};
@@ -10,8 +11,8 @@ use std::fs;
 use std::process::{Command, Stdio};
 use std::time::SystemTime;
 
-/// Settings that decide how connections fare: which waiting connections move when a listener
-/// closes, how many may wait, and how many can be opened.
+/// Kernel settings that decide which queued connections move when a listener closes, how many
+/// connections may be queued, and how many can be opened.
 const SYSCTLS: [&str; 8] = [
     "net.core.somaxconn",
     "net.ipv4.ip_local_port_range",
@@ -75,7 +76,7 @@ pub(super) fn list_programs(plan: &Plan, runs: &[Run]) -> Vec<Program> {
         .iter()
         .find(|run| run.via == Via::Haproxy && run.ran().is_some());
     let haproxy = haproxy.and_then(|_| ask_version("haproxy", "haproxy".as_ref(), "-v"));
-    // This program's version is in the report already.
+    // Only another berth is listed: the version of this program is in the report already.
     let berth = plan
         .berth
         .as_ref()

@@ -20,10 +20,11 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use tempfile::{Builder, NamedTempFile};
 
-/// The report of a rehearsal that has just ended on this machine. `argv` is its command.
+/// Makes the report of a rehearsal that has just ended on this machine. `argv` is the command of
+/// the rehearsal.
 pub fn assemble(plan: &Plan, rehearsed: Rehearsed, argv: &[String]) -> Report {
     Report {
-        version: data::VERSION,
+        version: data::SCHEMA_VERSION,
         berth_version: berth_node::VERSION.to_owned(),
         made_at: environment::now(),
         command: argv
@@ -67,7 +68,7 @@ pub fn check_writable(path: &Path) -> Result<(), Error> {
         return Err(error(io::ErrorKind::IsADirectory.into()));
     }
     if path.file_name().is_none() {
-        return Err(error(io::Error::other("it names no file")));
+        return Err(error(io::Error::other("the path names no file")));
     }
     create_temporary(path).map(drop).map_err(error)
 }
@@ -122,7 +123,7 @@ mod tests {
 
     fn report() -> Report {
         Report {
-            version: data::VERSION,
+            version: data::SCHEMA_VERSION,
             berth_version: "0.1.0".into(),
             made_at: "2026-05-04T03:02:01Z".into(),
             command: "berth rehearse".into(),
@@ -170,24 +171,12 @@ mod tests {
             check_writable(&missing),
             write(&report(), Some(&missing), Some(&html)),
         ] {
-            let error = error.unwrap_err().to_string();
-            assert!(
-                error.contains("missing/a.json: ") && error.contains("; give a file"),
-                "{error}"
-            );
+            assert_eq!(error.unwrap_err().path, missing);
         }
         assert!(html.exists());
-        assert!(
-            check_writable(Path::new(""))
-                .unwrap_err()
-                .to_string()
-                .contains("names no file")
-        );
-        assert!(
-            check_writable(dir.path())
-                .unwrap_err()
-                .to_string()
-                .contains("directory")
+        assert_eq!(
+            [Path::new(""), dir.path()].map(|path| check_writable(path).unwrap_err().why.kind()),
+            [io::ErrorKind::Other, io::ErrorKind::IsADirectory]
         );
     }
 

@@ -2,13 +2,13 @@
 //! command.
 //!
 //! The page loads nothing and runs nothing, and a policy in its head forbids both. Text from a
-//! program or a user goes through [`escape`]. The meaning of a colour is also given by a word.
+//! program or a user goes through [`escape_html`]. The meaning of a colour is also given by a word.
 
 use super::plot::{self, Frame};
 use super::table;
 use crate::record::{
     data::{Environment, Promise, Ran, Report, Row, Run, RunOutcome, Via},
-    format::{self, escape},
+    format::{self, escape_html},
     loss,
     verdict::Verdict,
 };
@@ -26,15 +26,19 @@ pub(super) fn render(report: &Report) -> String {
         _ if report.aborted.is_some() => ("unsure", "Stopped before its end".to_owned()),
         Some((run, ran)) if several => (
             verdict_class(ran),
-            format!("{}: {}", format::capitalize(run.via.way()), ran.words()),
+            format!(
+                "{}: {}",
+                format::capitalize(run.via.describe()),
+                ran.describe_verdict()
+            ),
         ),
         Some((_, ran)) => (verdict_class(ran), verdict_words(ran)),
         None => ("unsure", "Nothing was rehearsed".to_owned()),
     };
     let aborted = report.aborted.as_ref().map(|why| {
         format!(
-            "<p>The rehearsal was aborted: {}. Nothing can be concluded from what it saw until then.</p>",
-            escape(why)
+            "<p>The rehearsal was aborted: {}. Nothing can be concluded from the results until then.</p>",
+            escape_html(why)
         )
     });
     let frame = Frame::of(&made.iter().map(|(_, ran)| *ran).collect::<Vec<_>>());
@@ -42,9 +46,9 @@ pub(super) fn render(report: &Report) -> String {
         include_str!("page.html"),
         style = include_str!("style.css"),
         tone = tone,
-        headline = escape(&headline),
-        made_at = escape(&report.made_at),
-        berth_version = escape(&report.berth_version),
+        headline = escape_html(&headline),
+        made_at = escape_html(&report.made_at),
+        berth_version = escape_html(&report.berth_version),
         lead = aborted.unwrap_or_default()
             + &made
                 .first()
@@ -59,16 +63,16 @@ pub(super) fn render(report: &Report) -> String {
             .iter()
             .map(|run| render_section(run, &frame, several))
             .collect::<String>(),
-        command = escape(&report.command),
+        command = escape_html(&report.command),
         environment = render_environment(&report.environment),
     )
 }
 
 fn verdict_words(ran: &Ran) -> String {
-    format::capitalize(ran.words())
+    format::capitalize(ran.describe_verdict())
 }
 
-/// The class of a verdict's colour.
+/// Returns the CSS class for the colour of a verdict.
 fn verdict_class(ran: &Ran) -> &'static str {
     match ran.verdict {
         Verdict::Held => "good",
@@ -79,24 +83,18 @@ fn verdict_class(ran: &Ran) -> &'static str {
 
 /// Returns the description of the upgrade, and the most important figures in large type.
 fn render_lead(run: &Run, ran: &Ran) -> String {
-    let tile = |Row {
-                    name, value, note, ..
-                }: &Row| {
-        let (name, value, note) = (
-            escape(&format::capitalize(name)),
-            escape(&value.to_string()),
-            escape(note),
-        );
+    let tile = |row| {
+        let [name, value, note] = escape_row(row);
         format!("<div><dt>{name}</dt><dd>{value}<small>{note}</small></dd></div>")
     };
     let tiles: String = ran.rows.iter().filter(|row| row.main).map(tile).collect();
     format!(
         "<p>{}</p><dl class=\"tiles\">{tiles}</dl>",
-        escape(&describe_upgrade(run, ran))
+        escape_html(&describe_upgrade(run, ran))
     )
 }
 
-/// The rehearsed upgrade in a line.
+/// Describes the rehearsed upgrade in one line.
 fn describe_upgrade(run: &Run, ran: &Ran) -> String {
     let names = ran
         .instances
@@ -104,14 +102,14 @@ fn describe_upgrade(run: &Run, ran: &Ran) -> String {
         .map(plot::instance_label)
         .collect::<Vec<_>>()
         .join(" → ");
-    let load = format!("{} of load", format::wait_time(ran.load_ms as f64));
-    [ran.apiservers(), &names, &run.topology, &load].join(" · ")
+    let load = format!("{} of load", format::format_wait_time(ran.load_ms as f64));
+    [ran.describe_apiservers(), &names, &run.topology, &load].join(" · ")
 }
 
 /// Returns a table with the figures of all runs side by side.
 fn render_comparison(made: &[(&Run, &Ran)]) -> String {
     let heading = |(run, ran): &(&Run, &Ran)| {
-        let way = escape(&format::capitalize(run.via.way()));
+        let way = escape_html(&format::capitalize(run.via.describe()));
         format!(
             "<th scope=\"col\">{way}<small class=\"{}\">{}</small></th>",
             verdict_class(ran),
@@ -122,15 +120,15 @@ fn render_comparison(made: &[(&Run, &Ran)]) -> String {
     let row = |(name, cells): (&str, Vec<String>)| {
         let cells: String = cells
             .iter()
-            .map(|cell| format!("<td>{}</td>", escape(cell)))
+            .map(|cell| format!("<td>{}</td>", escape_html(cell)))
             .collect();
         format!(
             "<tr><th scope=\"row\">{}</th>{cells}</tr>",
-            escape(&format::capitalize(name))
+            escape_html(&format::capitalize(name))
         )
     };
     let runs: Vec<&Ran> = made.iter().map(|(_, ran)| *ran).collect();
-    let rows: String = table::side_by_side(&runs, false)
+    let rows: String = table::collect_figures_by_name(&runs, false)
         .into_iter()
         .map(row)
         .collect();
@@ -142,26 +140,26 @@ fn render_comparison(made: &[(&Run, &Ran)]) -> String {
 
 fn render_section(run: &Run, frame: &Frame, several: bool) -> String {
     let title = if several {
-        format::capitalize(run.via.way())
+        format::capitalize(run.via.describe())
     } else {
         "What happened".to_owned()
     };
     let body = match &run.outcome {
-        RunOutcome::Skipped(why) => format!("<p>Skipped: {}.</p>", escape(why)),
-        RunOutcome::Ran(ran) => ran_section(ran, frame),
+        RunOutcome::Skipped(why) => format!("<p>Skipped: {}.</p>", escape_html(why)),
+        RunOutcome::Ran(ran) => render_ran_section(ran, frame),
     };
-    format!("<section><h2>{}</h2>{body}</section>", escape(&title))
+    format!("<section><h2>{}</h2>{body}</section>", escape_html(&title))
 }
 
-fn ran_section(ran: &Ran, frame: &Frame) -> String {
-    let row = |Row {
-                   name, value, note, ..
-               }: &Row| {
-        let (name, value, note) = (
-            escape(&format::capitalize(name)),
-            escape(&value.to_string()),
-            escape(note),
-        );
+/// Returns the name, the value and the note of a row, as HTML.
+fn escape_row(row: &Row) -> [String; 3] {
+    let name = format::capitalize(&row.name);
+    [&name, &row.value.to_string(), &row.note].map(|text| escape_html(text))
+}
+
+fn render_ran_section(ran: &Ran, frame: &Frame) -> String {
+    let row = |row| {
+        let [name, value, note] = escape_row(row);
         format!(
             "<tr><th scope=\"row\">{name}</th><td>{value}</td><td class=\"quiet\">{note}</td></tr>"
         )
@@ -184,14 +182,14 @@ fn ran_section(ran: &Ran, frame: &Frame) -> String {
     .concat()
 }
 
-/// Lines under a heading. Empty if there are no lines.
+/// Renders a heading with a list of lines. Empty if there are no lines.
 fn render_list(heading: &str, lines: &[String]) -> String {
     if lines.is_empty() {
         return String::new();
     }
     let lines: String = lines
         .iter()
-        .map(|line| format!("<li>{}</li>", escape(line)))
+        .map(|line| format!("<li>{}</li>", escape_html(line)))
         .collect();
     format!("<h3>{heading}</h3><ul>{lines}</ul>")
 }
@@ -212,7 +210,7 @@ fn render_promise(promise: &Promise) -> String {
     } else {
         ("bad", "broken")
     };
-    // A version that is wrong on purpose is named by its fault.
+    // An instance that fails on purpose has the fault's name, which the text has already.
     let at = if instance == fault {
         String::new()
     } else {
@@ -227,13 +225,13 @@ fn render_promise(promise: &Promise) -> String {
     let seen: String = what_happened
         .iter()
         .chain(&allowed)
-        .map(|line| format!("<li>{}</li>", escape(line)))
+        .map(|line| format!("<li>{}</li>", escape_html(line)))
         .collect();
     format!(
         "<h3 class=\"{tone}\">{}{}: {came_to}</h3><p>{} <span class=\"quiet\">{from}{to}</span></p><ul>{seen}</ul>",
-        escape(fault),
-        escape(&at),
-        escape(&format::capitalize(promise)),
+        escape_html(fault),
+        escape_html(&at),
+        escape_html(&format::capitalize(promise)),
     )
 }
 
@@ -251,7 +249,10 @@ fn render_environment(environment: &Environment) -> String {
         ("Kernel", kernel.clone()),
         ("CPUs", format!("{cpus} × {cpu_model}")),
         ("Memory", format::format_bytes(*memory_bytes)),
-        ("Open files (ulimit -n)", format::count(*open_files_limit)),
+        (
+            "Open files (ulimit -n)",
+            format::format_count(*open_files_limit),
+        ),
     ];
     let machine = machine.iter().map(|(name, value)| (*name, value));
     let programs = programs
@@ -259,7 +260,11 @@ fn render_environment(environment: &Environment) -> String {
         .map(|program| (program.role.as_str(), &program.version));
     let sysctls = sysctls.iter().map(|(name, value)| (name.as_str(), value));
     let pair = |(name, value): (&str, &String)| {
-        format!("<dt>{}</dt><dd>{}</dd>", escape(name), escape(value))
+        format!(
+            "<dt>{}</dt><dd>{}</dd>",
+            escape_html(name),
+            escape_html(value)
+        )
     };
     machine.chain(programs).chain(sysctls).map(pair).collect()
 }
@@ -284,7 +289,7 @@ mod tests {
     /// fault's end is not seen.
     fn ran(is_lossy: bool) -> Ran {
         let mut record = record();
-        // A burst of answers, and streams that the instance `old` ended.
+        // Adds 500 answers at the same moment, and streams that the instance `old` ended.
         record
             .attempts
             .extend((0..500).map(|_| attempt("burst", 200, 210, good_answer(OLD))));
@@ -426,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_aborted_or_empty_concludes_nothing() {
+    fn an_aborted_or_empty_run_allows_no_conclusion() {
         let mut aborted = report(vec![run(Via::Berth, ran(false))]);
         aborted.aborted = Some("SIGINT".into());
         let page = render(&aborted);
@@ -443,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_wrote_is_text() {
+    fn text_from_others_is_escaped() {
         let evil = || "<script>alert(1)</script>\"'><img src=x>&".to_owned();
         let mut hostile = ran(true);
         hostile.instances.push(Instance {
@@ -471,7 +476,10 @@ mod tests {
             *text = evil();
         }
         *instance = evil() + "x";
-        hostile.add(evil(), Value::Count(1)).main().note(evil());
+        hostile
+            .add(evil(), Value::Count(1))
+            .mark_as_main()
+            .set_note(evil());
         for lines in [
             &mut hostile.objections,
             &mut hostile.notes,

@@ -1,5 +1,5 @@
 //! The two drawings of a run: answered requests over time with the losses, and the instances with
-//! their marks.
+//! their events (marks).
 //!
 //! All drawings of a page have the same horizontal scale, so that a reader can compare them. On a
 //! narrow page the drawings can be scrolled and are not scaled, since scaled text would be too
@@ -7,30 +7,30 @@
 
 use crate::record::{
     data::{Instance, Mark, MarkKind, Ran},
-    format::{self, escape},
+    format::{self, escape_html},
 };
 use std::fmt::Write;
 
 /// Width of a drawing, and the place where its horizontal scale begins. The names of rows are left
 /// of that place.
 const WIDTH: f64 = 1040.0;
-const LEFT: f64 = 200.0;
+const LEFT_MARGIN: f64 = 200.0;
 
 /// Heights: of the plot of requests, of each row below the plot, and of the drawing's title.
-const PLOT: f64 = 170.0;
-const ROW: f64 = 17.0;
-const TITLE: f64 = 26.0;
+const PLOT_HEIGHT: f64 = 170.0;
+const ROW_HEIGHT: f64 = 17.0;
+const TITLE_HEIGHT: f64 = 26.0;
 
 /// Assumed width of a letter: the font is unknown, so a wide font is assumed.
-const LETTER: f64 = 6.9;
+const LETTER_WIDTH: f64 = 6.9;
 
 /// Room for marks before and after the load, as a share of the load's duration. Marks further away
 /// are drawn at the edge.
-const BEYOND: f64 = 0.12;
+const SIDE_MARGIN: f64 = 0.12;
 
 /// If the highest rate is more than this many times the usual rate, the drawing cuts off the
 /// highest steps.
-const BURST: f64 = 2.5;
+const BURST_RATIO: f64 = 2.5;
 
 /// The greatest number of instances with rows that a reader can tell apart.
 const MOST_INSTANCES: usize = 12;
@@ -59,35 +59,38 @@ impl Frame {
             .map(|mark| text_width(&label_text(mark)))
             .fold(0.0, f64::max);
         Self {
-            from: at().fold(0.0, f64::min).max(-end * BEYOND),
-            to: at().fold(end, f64::max).min(end * (1.0 + BEYOND)),
+            from: at().fold(0.0, f64::min).max(-end * SIDE_MARGIN),
+            to: at().fold(end, f64::max).min(end * (1.0 + SIDE_MARGIN)),
             right: WIDTH - widest.min(WIDTH / 3.0),
-            most: runs.iter().map(|ran| usual_most(ran)).fold(1.0, f64::max),
+            most: runs
+                .iter()
+                .map(|ran| usual_maximum_per_step(ran))
+                .fold(1.0, f64::max),
         }
     }
 
-    /// The place of a moment, or the nearer edge if the moment is outside.
-    fn x(&self, ms: f64) -> f64 {
+    /// The horizontal place of a moment. A moment outside the drawing gets the nearer edge.
+    fn x_position(&self, ms: f64) -> f64 {
         let share = (ms - self.from) / (self.to - self.from);
-        LEFT + share.clamp(0.0, 1.0) * (self.right - LEFT)
+        LEFT_MARGIN + share.clamp(0.0, 1.0) * (self.right - LEFT_MARGIN)
     }
 
-    /// The place where a step of a run's timeline begins.
-    fn step(&self, ran: &Ran, step: usize) -> f64 {
-        self.x((ran.timeline.step_ms * step as u64) as f64)
+    /// The horizontal place where a step of a run's timeline begins.
+    fn step_position(&self, ran: &Ran, step: usize) -> f64 {
+        self.x_position((ran.timeline.step_ms * step as u64) as f64)
     }
 
     /// A drawing with a title, lines for round seconds, and their numbers below.
-    fn svg(&self, title: &str, words: &str, bottom: f64, body: &str) -> String {
-        let step = nice_step((self.to - self.from) / 1e3, 10);
+    fn render_svg(&self, title: &str, words: &str, bottom: f64, body: &str) -> String {
+        let step = round_step((self.to - self.from) / 1e3, 10);
         let (first, last) = (
             (self.from / 1e3 / step).ceil() as i64,
             (self.to / 1e3 / step).floor() as i64,
         );
         let (mut lines, mut numbers) = (String::new(), String::new());
         for second in (first..=last).map(|n| n as f64 * step) {
-            let x = self.x(second * 1e3);
-            let _ = write!(lines, "M{x:.1},{TITLE}V{bottom}");
+            let x = self.x_position(second * 1e3);
+            let _ = write!(lines, "M{x:.1},{TITLE_HEIGHT}V{bottom}");
             let _ = write!(
                 numbers,
                 "<text x=\"{x:.1}\" y=\"{}\" text-anchor=\"middle\">{second} s</text>",
@@ -98,17 +101,21 @@ impl Frame {
             "<svg viewBox=\"0 0 {WIDTH} {}\" role=\"img\"><title>{title}</title><desc>{}</desc>\
              <path class=\"grid\" d=\"{lines}\"/>{body}<g class=\"quiet\">{numbers}</g><text y=\"14\" class=\"title\">{title}</text></svg>",
             bottom + 24.0,
-            escape(words)
+            escape_html(words)
         )
     }
 }
 
 fn text_width(words: &str) -> f64 {
-    words.chars().count() as f64 * LETTER + 12.0
+    words.chars().count() as f64 * LETTER_WIDTH + 12.0
 }
 
 fn label_text(mark: &Mark) -> String {
-    format!("{} {}", mark.words(), format::format_moment(mark.at_ms))
+    format!(
+        "{} {}",
+        mark.describe_mark(),
+        format::format_moment(mark.at_ms)
+    )
 }
 
 /// An instance with its version, if known.
@@ -116,12 +123,13 @@ pub(super) fn instance_label(Instance { name, version }: &Instance) -> String {
     format!("{name} {version}").trim_end().to_owned()
 }
 
-/// Number of steps of a run.
+/// Number of steps in a run's timeline.
 fn count_steps(ran: &Ran) -> usize {
     ran.timeline.allowed.len()
 }
 
-/// The class of an instance's colour. Colours repeat for further instances.
+/// Returns the CSS class for the colour of an instance. If there are more instances than colours,
+/// colours repeat.
 fn instance_class(ran: &Ran, instance: &str) -> String {
     let known = ran
         .instances
@@ -140,22 +148,22 @@ fn sum_by_step(ran: &Ran) -> Vec<f64> {
             .sum::<u64>()
     };
     (0..count_steps(ran))
-        .map(|step| per_second(ran, sum(step)))
+        .map(|step| count_per_second(ran, sum(step)))
         .collect()
 }
 
-fn per_second(ran: &Ran, count: u64) -> f64 {
+fn count_per_second(ran: &Ran, count: u64) -> f64 {
     count as f64 * 1e3 / ran.timeline.step_ms.max(1) as f64
 }
 
 /// Returns the highest rate of the vertical scale. A step in which many clients came at once, such
 /// as the start of the watches, is cut off, because all other steps would look flat beside it.
-fn usual_most(ran: &Ran) -> f64 {
+fn usual_maximum_per_step(ran: &Ran) -> f64 {
     let mut totals = sum_by_step(ran);
     totals.sort_unstable_by(f64::total_cmp);
     let usual = totals.get(totals.len() * 9 / 10).copied().unwrap_or(0.0);
     let most = totals.last().copied().unwrap_or(0.0);
-    if usual > 0.0 && most > BURST * usual {
+    if usual > 0.0 && most > BURST_RATIO * usual {
         usual * 1.3
     } else {
         most
@@ -164,22 +172,22 @@ fn usual_most(ran: &Ran) -> f64 {
 
 /// Answered requests a second by instance, stacked, with a row below for each kind of loss.
 pub(super) fn draw_requests(frame: &Frame, ran: &Ran) -> String {
-    let bottom = TITLE + PLOT;
-    let step = nice_step(frame.most, 4);
+    let bottom = TITLE_HEIGHT + PLOT_HEIGHT;
+    let step = round_step(frame.most, 4);
     let most = (frame.most / step).ceil() * step;
-    let y = |rate: f64| bottom - (rate / most).min(1.0) * PLOT;
+    let y = |rate: f64| bottom - (rate / most).min(1.0) * PLOT_HEIGHT;
     let mut body = String::new();
     for value in (0..=(most / step) as u64).map(|n| n as f64 * step) {
-        let (at, number) = (y(value), format::count(value as u64));
+        let (at, number) = (y(value), format::format_count(value as u64));
         let _ = write!(
             body,
-            "<path class=\"grid\" d=\"M{LEFT},{at:.1}H{}\"/>",
+            "<path class=\"grid\" d=\"M{LEFT_MARGIN},{at:.1}H{}\"/>",
             frame.right
         );
         let _ = write!(
             body,
             "<text class=\"quiet\" x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{number}</text>",
-            LEFT - 8.0,
+            LEFT_MARGIN - 8.0,
             at + 4.0
         );
     }
@@ -197,20 +205,30 @@ pub(super) fn draw_requests(frame: &Frame, ran: &Ran) -> String {
         let above: Vec<f64> = below
             .iter()
             .zip(counts)
-            .map(|(below, count)| below + per_second(ran, *count))
+            .map(|(below, count)| below + count_per_second(ran, *count))
             .collect();
-        let mut path = format!("M{:.1},{bottom}", frame.step(ran, 0));
+        let mut path = format!("M{:.1},{bottom}", frame.step_position(ran, 0));
         for (step, rate) in above.iter().enumerate() {
-            let _ = write!(path, "V{:.1}H{:.1}", y(*rate), frame.step(ran, step + 1));
+            let _ = write!(
+                path,
+                "V{:.1}H{:.1}",
+                y(*rate),
+                frame.step_position(ran, step + 1)
+            );
         }
         for (step, rate) in below.iter().enumerate().rev() {
-            let _ = write!(path, "V{:.1}H{:.1}", y(*rate), frame.step(ran, step));
+            let _ = write!(
+                path,
+                "V{:.1}H{:.1}",
+                y(*rate),
+                frame.step_position(ran, step)
+            );
         }
         let _ = write!(
             body,
             "<path class=\"{}\" d=\"{path}Z\"><title>{}</title></path>",
             instance_class(ran, name),
-            escape(name)
+            escape_html(name)
         );
         below = above;
     }
@@ -221,19 +239,19 @@ pub(super) fn draw_requests(frame: &Frame, ran: &Ran) -> String {
         .filter(|(_, rate)| *rate > most)
         .max_by(|a, b| a.1.total_cmp(&b.1));
     if let Some((step, rate)) = burst {
-        let at = frame.step(ran, step + 1) + 3.0;
+        let at = frame.step_position(ran, step + 1) + 3.0;
         let _ = write!(
             body,
             "<text class=\"burst\" x=\"{at:.1}\" y=\"{}\">↑ {}</text>",
-            TITLE + 11.0,
-            format::count(rate as u64)
+            TITLE_HEIGHT + 11.0,
+            format::format_count(rate as u64)
         );
     }
     let timeline = &ran.timeline;
     let lost = timeline
         .lost
         .iter()
-        .map(|(loss, counts)| ("lost", loss.many(), counts));
+        .map(|(loss, counts)| ("lost", loss.plural(), counts));
     let apart = [
         ("ended by the instance", &timeline.ended_by_instance),
         ("allowed by a promise", &timeline.allowed),
@@ -246,34 +264,38 @@ pub(super) fn draw_requests(frame: &Frame, ran: &Ran) -> String {
         .map(|(class, name, counts)| (class, name, counts, counts.iter().sum::<u64>()));
     let (mut top, mut seen) = (bottom + 10.0, Vec::new());
     for (class, name, counts, sum) in rows.filter(|(.., sum)| *sum > 0) {
-        seen.push(format!("{} {name}", format::count(sum)));
+        seen.push(format!("{} {name}", format::format_count(sum)));
         let _ = write!(
             body,
             "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}: {}</text>",
-            LEFT - 8.0,
+            LEFT_MARGIN - 8.0,
             top + 11.0,
             name,
-            format::count(sum)
+            format::format_count(sum)
         );
         for (step, count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
-            let (from, to) = (frame.step(ran, step), frame.step(ran, step + 1));
-            // A loss is drawn over the answers, too.
-            let above = if class == "lost" { TITLE } else { top };
-            let (width, height) = ((to - from).max(2.0), top + ROW - 3.0 - above);
+            let (from, to) = (
+                frame.step_position(ran, step),
+                frame.step_position(ran, step + 1),
+            );
+            // The bar of a loss goes up over the drawn answers, to show that the loss came at that
+            // time.
+            let above = if class == "lost" { TITLE_HEIGHT } else { top };
+            let (width, height) = ((to - from).max(2.0), top + ROW_HEIGHT - 3.0 - above);
             let _ = write!(
                 body,
                 "<rect class=\"{class}\" x=\"{from:.1}\" y=\"{above}\" width=\"{width:.1}\" height=\"{height}\"><title>{count} {name}</title></rect>"
             );
         }
-        top += ROW;
+        top += ROW_HEIGHT;
     }
     let answered: u64 = timeline.answered.values().flatten().sum();
     let words = format!(
         "{} answers in all. {}",
-        format::count(answered),
+        format::format_count(answered),
         seen.join(", ")
     );
-    frame.svg(
+    frame.render_svg(
         "Answered requests a second, by instance, and what was lost",
         &words,
         top,
@@ -287,7 +309,7 @@ pub(super) fn draw_instances(frame: &Frame, ran: &Ran) -> String {
     if ran.instances.len() > MOST_INSTANCES {
         return String::new();
     }
-    let (mut body, mut top) = (String::new(), TITLE);
+    let (mut body, mut top) = (String::new(), TITLE_HEIGHT);
     let known = ran
         .instances
         .iter()
@@ -307,12 +329,15 @@ pub(super) fn draw_instances(frame: &Frame, ran: &Ran) -> String {
         let _ = write!(
             body,
             "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>",
-            LEFT - 8.0,
+            LEFT_MARGIN - 8.0,
             top + 11.0,
-            escape(name)
+            escape_html(name)
         );
         for (from, to) in find_lives(&marks) {
-            let (from, to) = (frame.x(from), to.map_or(frame.right, |to| frame.x(to)));
+            let (from, to) = (
+                frame.x_position(from),
+                to.map_or(frame.right, |to| frame.x_position(to)),
+            );
             let (look, width) = (instance_class(ran, instance), (to - from).max(2.0));
             let _ = write!(
                 body,
@@ -322,7 +347,12 @@ pub(super) fn draw_instances(frame: &Frame, ran: &Ran) -> String {
         let places = place_labels(
             &marks
                 .iter()
-                .map(|mark| (frame.x(mark.at_ms as f64), text_width(&label_text(mark))))
+                .map(|mark| {
+                    (
+                        frame.x_position(mark.at_ms as f64),
+                        text_width(&label_text(mark)),
+                    )
+                })
                 .collect::<Vec<_>>(),
         );
         for (mark, (x, row)) in marks.iter().zip(&places) {
@@ -331,24 +361,25 @@ pub(super) fn draw_instances(frame: &Frame, ran: &Ran) -> String {
             } else {
                 "mark"
             };
-            let y = top + ROW * (*row as f64 + 2.0) - 2.0;
+            let y = top + ROW_HEIGHT * (*row as f64 + 2.0) - 2.0;
             let _ = write!(
                 body,
                 "<g class=\"{class}\"><title>{} {}</title><path d=\"M{x:.1},{top}V{y:.1}\"/><text x=\"{:.1}\" y=\"{y:.1}\">{}</text></g>",
-                escape(&label_text(mark)),
-                escape(&mark.text),
+                escape_html(&label_text(mark)),
+                escape_html(&mark.text),
                 x + 4.0,
-                escape(&label_text(mark)),
+                escape_html(&label_text(mark)),
             );
         }
-        top += ROW * (places.iter().map(|(_, row)| row + 1).max().unwrap_or(0) as f64 + 1.0) + 12.0;
+        top += ROW_HEIGHT * (places.iter().map(|(_, row)| row + 1).max().unwrap_or(0) as f64 + 1.0)
+            + 12.0;
     }
     let words: Vec<String> = ran
         .marks
         .iter()
         .map(|mark| format!("{} {}", mark.instance, label_text(mark)))
         .collect();
-    frame.svg("Instances", &words.join(", "), top, &body)
+    frame.render_svg("Instances", &words.join(", "), top, &body)
 }
 
 /// Returns the periods in which an instance ran: several if the instance was restarted. The end of
@@ -393,7 +424,7 @@ fn place_labels(labels: &[(f64, f64)]) -> Vec<(f64, usize)> {
 
 /// Returns a round step: 1, 2 or 5 times a power of ten, and at least 1. About `wanted` such steps
 /// fill the span.
-fn nice_step(span: f64, wanted: u32) -> f64 {
+fn round_step(span: f64, wanted: u32) -> f64 {
     let rough = (span / f64::from(wanted)).max(1.0);
     let power = 10_f64.powf(rough.log10().floor());
     [1.0, 2.0, 5.0]
@@ -408,9 +439,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steps_are_round() {
+    fn the_steps_of_an_axis_are_round_numbers() {
         assert_eq!(
-            [187.0, 0.0, 3.0, 30.0].map(|span| nice_step(span, 4)),
+            [187.0, 0.0, 3.0, 30.0].map(|span| round_step(span, 4)),
             [50.0, 1.0, 1.0, 10.0]
         );
     }

@@ -27,7 +27,7 @@ pub fn render(ran: &Ran, verbose: bool) -> String {
         ..
     } in &ran.promises
     {
-        // An instance that is wrong on purpose has the name of its fault.
+        // An instance that fails on purpose has the fault's name, which the line has already.
         let at = if instance == fault {
             String::new()
         } else {
@@ -57,7 +57,7 @@ pub fn render(ran: &Ran, verbose: bool) -> String {
             let _ = writeln!(text, "{what}: {line}");
         }
     }
-    let _ = writeln!(text, "verdict: {}", ran.words());
+    let _ = writeln!(text, "verdict: {}", ran.describe_verdict());
     text
 }
 
@@ -70,13 +70,16 @@ pub fn compare(runs: &[(Via, &Ran)], verbose: bool) -> String {
     };
     let header = line("", runs.iter().map(|(via, _)| via.to_string()).collect());
     let runs: Vec<&Ran> = runs.iter().map(|(_, ran)| *ran).collect();
-    side_by_side(&runs, verbose)
+    collect_figures_by_name(&runs, verbose)
         .into_iter()
         .fold(header, |text, (name, cells)| text + &line(name, cells))
 }
 
 /// Returns the names of all figures, with the value of each run. "-" stands for a missing value.
-pub(crate) fn side_by_side<'a>(runs: &[&'a Ran], verbose: bool) -> Vec<(&'a str, Vec<String>)> {
+pub(crate) fn collect_figures_by_name<'a>(
+    runs: &[&'a Ran],
+    verbose: bool,
+) -> Vec<(&'a str, Vec<String>)> {
     let mut names: Vec<&str> = Vec::new();
     for row in runs.iter().flat_map(|ran| shown_rows(ran, verbose)) {
         if !names.contains(&row.name.as_str()) {
@@ -84,7 +87,7 @@ pub(crate) fn side_by_side<'a>(runs: &[&'a Ran], verbose: bool) -> Vec<(&'a str,
         }
     }
     let cell = |ran: &&Ran, name: &str| {
-        ran.figure(name)
+        ran.find_figure(name)
             .map_or_else(|| "-".to_owned(), |value| value.to_string())
     };
     names
@@ -109,11 +112,13 @@ mod tests {
         };
         let sum = ran.lost.values().sum();
         let words = loss::losses_in_words(&ran.lost);
-        ran.add("lost", Value::Count(sum)).main().note(words);
+        ran.add("lost", Value::Count(sum))
+            .mark_as_main()
+            .set_note(words);
         ran.add("requests", Value::Count(requests))
-            .main()
-            .note("1,031 on a new connection");
-        ran.add("longest wait", Value::Ms(38.0)).main();
+            .mark_as_main()
+            .set_note("1,031 on a new connection");
+        ran.add("longest wait", Value::Ms(38.0)).mark_as_main();
         ran.add("99th percentile", Value::Ms(9.949));
         ran
     }
@@ -127,7 +132,7 @@ mod tests {
             to_ms: None,
             promise: "only what it had accepted is lost".into(),
             held: true,
-            what_happened: vec!["the API was never away".into()],
+            what_happened: vec!["the API was never unavailable".into()],
             allowed: [(Loss::Reset, 3)].into(),
         };
         let ran = Ran {
@@ -141,11 +146,11 @@ mod tests {
         longest wait                         38 ms
 
         kill-shim at old: held: only what it had accepted is lost
-          the API was never away
+          the API was never unavailable
           allowed: 3 connections reset
 
         note: old had to be killed
-        verdict: nothing was lost but what faults may cost, every promise held
+        verdict: only losses that the injected faults may cause were seen, and every promise held
         ");
         assert!(render(&ran, true).contains("99th percentile                     9.9 ms"));
     }
@@ -181,7 +186,9 @@ mod tests {
             ran(2_000, [(Loss::Refused, 1_234)].into()),
             ran(2_100, Losses::new()),
         );
-        berth.add("connections steered", Value::Count(7)).main();
+        berth
+            .add("connections steered", Value::Count(7))
+            .mark_as_main();
         insta::assert_snapshot!(compare(&[(Via::PortSharing, &shared), (Via::Berth, &berth)], false), @r"
                                           port-sharing         berth
         lost                                     1,234             0

@@ -5,7 +5,7 @@
 use super::processes::settings::Settings;
 use crate::record::{event::EventKind, log::Recorder, stamp::Stamp};
 use crate::testbed::certs::ADMIN;
-use berth_cluster::service::OF_SERVICE;
+use berth_cluster::service::SERVICE_SLICES;
 use berth_shim::backend::health::Observation;
 use berth_shim::backend::probe::{Probe, ProbeConfig, ProbeKind};
 use rustls::pki_types::ServerName;
@@ -18,14 +18,14 @@ use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
 /// Time between two polls.
-const POLL_EVERY: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Sends requests as an admin.
 #[derive(Debug, Clone)]
 pub(crate) struct Monitor {
     address: SocketAddr,
     probe: Arc<Probe>,
-    /// The addresses of the Service, and the time of the request.
+    /// The addresses of the Service at the last poll, and the time of that poll.
     named: Arc<watch::Sender<(Stamp, BTreeSet<IpAddr>)>>,
 }
 
@@ -51,7 +51,7 @@ impl Monitor {
 
     /// Checks that `/readyz` is 200. The error says why not.
     pub(crate) async fn is_ready(&self) -> Result<(), String> {
-        let answer = self.probe.ready(self.address).await;
+        let answer = self.probe.probe_ready(self.address).await;
         if answer.seen == Observation::Pass {
             Ok(())
         } else {
@@ -70,17 +70,17 @@ impl Monitor {
         version["gitVersion"]
             .as_str()
             .map(str::to_owned)
-            .ok_or_else(|| "it has no gitVersion".into())
+            .ok_or_else(|| "the answer has no gitVersion".into())
     }
 
     /// Logs until dropped whether the Service has an address.
     pub(crate) async fn watch_service(self, recorder: Arc<Recorder>) {
-        let mut ticks = tokio::time::interval(POLL_EVERY);
+        let mut ticks = tokio::time::interval(POLL_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
             let asked = Stamp::now();
-            let Ok(body) = self.probe.get(self.address, OF_SERVICE).await else {
+            let Ok(body) = self.probe.get(self.address, SERVICE_SLICES).await else {
                 continue;
             };
             let Some(named) = service_addresses(&body) else {

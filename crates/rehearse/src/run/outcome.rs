@@ -19,11 +19,13 @@ pub struct Rehearsed {
 /// Why a rehearsal was aborted.
 #[derive(Debug, thiserror::Error)]
 pub enum Aborted {
-    /// A signal, by number.
+    /// The rehearsal got the signal with this number.
     #[error("the rehearsal was aborted by {}; nothing can be concluded from it", signal_name(*.0))]
     Signal(i32),
     /// A bug in berth.
-    #[error("the rehearsal broke down: {0}; nothing can be concluded from it (please report this)")]
+    #[error(
+        "the rehearsal panicked: {0}; nothing can be concluded from it (please report the line)"
+    )]
     Panicked(String),
     /// A prerequisite was missing, or an instance misbehaved.
     #[error(transparent)]

@@ -6,7 +6,7 @@ use crate::record::{
     log::Recorder,
     progress::Progress,
 };
-use crate::testbed::store::{NOTIFY_EVERY, Store};
+use crate::testbed::store::{NOTIFY_INTERVAL, Store};
 use std::sync::Arc;
 
 #[derive(Debug)]
@@ -14,7 +14,7 @@ pub(crate) struct Session<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) via: Via,
     pub(crate) recorder: Arc<Recorder>,
-    /// The store of simulated apiservers.
+    /// The store that simulated apiservers use in place of etcd.
     pub(crate) store: Arc<Store>,
     progress: Progress,
 }
@@ -22,8 +22,9 @@ pub(crate) struct Session<'a> {
 impl<'a> Session<'a> {
     pub(crate) fn new(plan: &'a Plan, via: Via) -> Self {
         let recorder = Arc::default();
-        let store =
-            Arc::new(Store::default().with_notify_interval(plan.timing.speedup.of(NOTIFY_EVERY)));
+        let store = Arc::new(
+            Store::default().with_notify_interval(plan.timing.speedup.shorten(NOTIFY_INTERVAL)),
+        );
         Self {
             plan,
             via,
@@ -34,13 +35,13 @@ impl<'a> Session<'a> {
     }
 
     /// Prints the begin or end of a phase.
-    pub(crate) fn print(&self, what: &str) {
+    pub(crate) fn print_progress(&self, what: &str) {
         self.progress.print(what);
     }
 
     /// Logs an unexpected error.
-    pub(crate) fn trouble(&self, trouble: String) {
-        self.recorder.trouble(trouble);
+    pub(crate) fn record_trouble(&self, trouble: String) {
+        self.recorder.add_trouble(trouble);
     }
 
     /// Logs and prints a remark. A repeated remark is dropped.
@@ -50,13 +51,13 @@ impl<'a> Session<'a> {
             .recorder
             .read(|log| log.iter().any(|event| event.what == what))
         {
-            self.print(note);
+            self.print_progress(note);
             self.recorder.add("", what);
         }
     }
 
     /// Logs a step of a fault.
-    pub(crate) fn step(&self, fault: usize, step: FaultStep) {
+    pub(crate) fn record_fault_step(&self, fault: usize, step: FaultStep) {
         self.recorder.add("", EventKind::FaultStep(fault, step));
     }
 }

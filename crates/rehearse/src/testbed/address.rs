@@ -7,12 +7,12 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 
 /// Address of the berth in the rehearsal's network namespace. kube-apiserver can advertise this
 /// address.
-pub const NETNS: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 123, 0, 5), 6443);
+pub const NETNS_ADDRESS: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 123, 0, 5), 6443);
 
 /// Networks of the storm's clients, on loopback and in a network namespace. Each client has a
 /// separate address, so clients share no queue in a gate. The addresses in a network namespace are
 /// not the node's own ([`netns`](super::netns) adds the network).
-pub(crate) const STORM: [Ipv4Addr; 2] =
+pub(crate) const STORM_NETWORKS: [Ipv4Addr; 2] =
     [Ipv4Addr::new(127, 124, 0, 0), Ipv4Addr::new(10, 124, 0, 0)];
 
 /// Number of tries to find a free address.
@@ -27,7 +27,7 @@ pub fn free_address() -> io::Result<SocketAddr> {
         let port = fastrand::u16(10_000..30_000);
         // The port must be free in all of 127/8, because the apiservers use the same port on their
         // addresses.
-        match bind_reusable((Ipv4Addr::UNSPECIFIED, port).into()) {
+        match check_bindable((Ipv4Addr::UNSPECIFIED, port).into()) {
             Ok(()) => return Ok(SocketAddr::new(IpAddr::V4(ip), port)),
             Err(error) => last = error,
         }
@@ -38,7 +38,7 @@ pub fn free_address() -> io::Result<SocketAddr> {
 /// Checks that an address can be bound. The socket does not listen, so the address can be bound
 /// again at once, even if another thread forks meanwhile and its child holds a duplicate of the
 /// socket until execve.
-fn bind_reusable(address: SocketAddr) -> io::Result<()> {
+fn check_bindable(address: SocketAddr) -> io::Result<()> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     socket.bind(&address.into())?;
     socket.set_reuse_address(true)?;
@@ -48,7 +48,7 @@ fn bind_reusable(address: SocketAddr) -> io::Result<()> {
 /// Returns the source address of a storm's client that dials `dialled`. A /16 has room for
 /// [`STORM`](crate::config::STORM) clients.
 pub(crate) fn storm_source(dialled: IpAddr, client: u32) -> IpAddr {
-    let [loopback, netns] = STORM;
+    let [loopback, netns] = STORM_NETWORKS;
     let network = if dialled.is_loopback() {
         loopback
     } else {

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::{fs, io};
 
 /// DNS names in a kube-apiserver's serving certificate.
-const NAMES: [&str; 5] = [
+const DNS_NAMES: [&str; 5] = [
     "kubernetes",
     "kubernetes.default",
     "kubernetes.default.svc",
@@ -28,16 +28,15 @@ const NAMES: [&str; 5] = [
     "localhost",
 ];
 
-/// Names of the admin's certificate and of the certificate of the shims' probe. The probe is in no
-/// group.
+/// Names of two users with certificates: the admin, and the shims' probe. The probe is in no group.
 pub(crate) const ADMIN: &str = "admin";
 pub(crate) const PROBE: &str = "berth-probe";
 
 /// Group with all rights.
-const ADMINS: &str = "system:masters";
+const ADMIN_GROUP: &str = "system:masters";
 
 /// Group of the load's clients. Real apiservers must grant the group its rights.
-pub(crate) const CLIENTS: &str = "berth-rehearse";
+pub(crate) const CLIENT_GROUP: &str = "berth-rehearse";
 
 /// Certificates: their files, and the identities of this process's clients.
 #[derive(Debug)]
@@ -49,7 +48,7 @@ pub struct Certs {
     /// PEM file with the private key of service accounts.
     pub account_key_file: PathBuf,
     pub ca: CertificateDer<'static>,
-    /// Instances by their serving certificate.
+    /// Names of the instances, by their serving certificates.
     pub(crate) names: Names,
     dir: PathBuf,
     issuer: CertifiedIssuer<'static, KeyPair>,
@@ -66,14 +65,14 @@ pub(crate) struct Identity {
     pub(crate) key: PrivatePkcs8KeyDer<'static>,
 }
 
-/// Instances by their serving certificate.
+/// Names of the instances, by their serving certificates.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Names(Arc<Mutex<HashMap<CertificateDer<'static>, String>>>);
 
 impl Names {
     /// Returns the instance of a certificate chain as received by a client. The first certificate
     /// of the chain counts.
-    pub(crate) fn instance(&self, chain: Option<&[CertificateDer<'_>]>) -> Option<String> {
+    pub(crate) fn instance_of_chain(&self, chain: Option<&[CertificateDer<'_>]>) -> Option<String> {
         let served = chain?.first()?.clone().into_owned();
         self.0
             .lock()
@@ -84,7 +83,7 @@ impl Names {
 
     /// Attributes the certificate of one instance to another instance, which serves a copy of the
     /// certificate.
-    pub(crate) fn rename(&self, from: &str, to: &str) {
+    pub(crate) fn rename_instance(&self, from: &str, to: &str) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         known
             .values_mut()
@@ -111,8 +110,8 @@ pub enum Error {
     Write(PathBuf, io::Error),
 }
 
-/// Creates the certificates in `dir`, for the usual names, 127.0.0.1 and `ips`. [`Certs::issue`]
-/// creates those of instances.
+/// Creates the certificates in `dir`, for the usual names, 127.0.0.1 and `ips`.
+/// [`Certs::issue_certificate`] creates those of instances.
 pub fn make_certs(dir: &Path, ips: &[IpAddr]) -> Result<Certs, Error> {
     let mut ca = CertificateParams::default();
     ca.distinguished_name
@@ -138,12 +137,12 @@ pub fn make_certs(dir: &Path, ips: &[IpAddr]) -> Result<Certs, Error> {
         })
     };
     let (admin, client) = (
-        identity(ADMIN, Some(ADMINS))?,
-        identity("client", Some(CLIENTS))?,
+        identity(ADMIN, Some(ADMIN_GROUP))?,
+        identity("client", Some(CLIENT_GROUP))?,
     );
     identity(PROBE, None)?;
 
-    let mut subjects: Vec<String> = NAMES.map(str::to_owned).to_vec();
+    let mut subjects: Vec<String> = DNS_NAMES.map(str::to_owned).to_vec();
     subjects.push("127.0.0.1".into());
     subjects.extend(ips.iter().map(ToString::to_string));
     let certs = Certs {
@@ -181,7 +180,7 @@ impl Certs {
     }
 
     /// Creates an instance's serving certificate unless there is one already.
-    pub fn issue(&self, instance: &str) -> Result<(), Error> {
+    pub fn issue_certificate(&self, instance: &str) -> Result<(), Error> {
         if self.cert_file(instance).exists() {
             return Ok(());
         }
@@ -219,8 +218,8 @@ impl Certs {
         Ok(file)
     }
 
-    /// TLS client configuration for a user in the group `CLIENTS`, with this CA as the only trusted
-    /// CA.
+    /// TLS client configuration for a user in the group `CLIENT_GROUP`, with this CA as the only
+    /// trusted CA.
     pub fn client_config(&self) -> Result<ClientConfig, rustls::Error> {
         client_config([self.ca.clone()], Some(&self.client))
     }
@@ -292,20 +291,25 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let certs = make_certs(dir.path(), &["127.3.4.5".parse().unwrap()]).unwrap();
         for instance in ["old", "new", "old"] {
-            certs.issue(instance).unwrap();
+            certs.issue_certificate(instance).unwrap();
         }
         let read = |instance| CertificateDer::from_pem_file(certs.cert_file(instance)).unwrap();
         for instance in ["old", "new"] {
             assert_eq!(
-                certs.names.instance(Some(&[read(instance)])).as_deref(),
+                certs
+                    .names
+                    .instance_of_chain(Some(&[read(instance)]))
+                    .as_deref(),
                 Some(instance)
             );
         }
         assert_eq!(
-            certs.names.instance(Some(std::slice::from_ref(&certs.ca))),
+            certs
+                .names
+                .instance_of_chain(Some(std::slice::from_ref(&certs.ca))),
             None
         );
-        assert_eq!(certs.names.instance(None), None);
+        assert_eq!(certs.names.instance_of_chain(None), None);
         assert!(certs.client_config().is_ok() && certs.admin_config().is_ok());
     }
 
@@ -313,7 +317,7 @@ mod tests {
     fn keys_are_for_the_owner_and_nothing_is_overwritten() {
         let dir = tempfile::tempdir().unwrap();
         let certs = make_certs(dir.path(), &[]).unwrap();
-        certs.issue("old").unwrap();
+        certs.issue_certificate("old").unwrap();
         for key in [&certs.key_file("old"), &certs.account_key_file] {
             assert_eq!(
                 fs::metadata(key).unwrap().permissions().mode() & 0o777,

@@ -4,8 +4,8 @@
 
 use super::instance_spec::InstanceSpec;
 use super::layout::Limits;
-use super::settings::BRIDGE;
-use super::{Error, POLL, Processes};
+use super::settings::BRIDGE_DIRECTORY;
+use super::{Error, POLL_INTERVAL, Processes};
 use crate::record::{
     data::MarkKind,
     event::{Event, EventKind},
@@ -14,7 +14,7 @@ use crate::record::{
 };
 use crate::testbed::certs::Names;
 pub(crate) use berth_node::ipc::bridge::BridgeStatus as Status;
-use berth_node::ipc::bridge::{Ask, Connection, Reply, SOCKET, Step};
+use berth_node::ipc::bridge::{Ask, Connection, Reply, SOCKET_NAME, Step};
 use berth_os::process::HeldProcess;
 use berth_os::seqpacket;
 use nix::sys::stat::Mode;
@@ -40,10 +40,10 @@ const COMMAND: &str = "exec 3<>\"$0\" <\"$0\" 3>&- && read -r status && exit \"$
 /// Log files of the bridge and of the temporary instance, and the number of their lines that a
 /// failure shows.
 const LOGS: [&str; 2] = ["bridge.log", "kube-apiserver.log"];
-const LAST: usize = 6;
+const LAST_LINES: usize = 6;
 
 /// Time limit for a bridge to exit when its work has ended, or after SIGKILL.
-const GOING: Duration = Duration::from_secs(5);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A running or ended bridge.
 #[derive(Debug)]
@@ -55,9 +55,10 @@ pub(super) struct Bridge {
     status: watch::Receiver<Status>,
     /// FIFO from which COMMAND reads its exit status.
     command: File,
-    /// Task that follows the status. The task ends with the daemon's last status.
+    /// Task that follows the bridge's status. The task ends with the last status.
     follower: JoinSet<()>,
-    /// The daemon, known after its first answer. The daemon still runs after its last status.
+    /// The bridge's process, known after its first answer. The process runs on for a moment after
+    /// its last status.
     daemon: Arc<OnceLock<HeldProcess>>,
 }
 
@@ -69,13 +70,13 @@ impl Processes {
         limits: Limits,
         within: Duration,
     ) -> Result<(), Error> {
-        let temporary = running.temporary();
+        let temporary = running.temporary_instance_spec();
         let fifo = self.settings.dir.join("command");
         let _ = std::fs::remove_file(&fifo);
         let opened = mkfifo(&fifo, Mode::S_IRUSR | Mode::S_IWUSR).map_err(io::Error::from);
         // Opening the FIFO for both directions never waits for the other end.
         let opened = opened.and_then(|()| OpenOptions::new().read(true).write(true).open(&fifo));
-        let command = opened.map_err(Error::unavailable(format!(
+        let command = opened.map_err(Error::unavailable_error(format!(
             "cannot make the FIFO {}",
             fifo.display()
         )))?;
@@ -87,8 +88,8 @@ impl Processes {
         let own = self.own_address(&running.name)?;
         let part = self
             .layout
-            .bridge(&self.settings, running, own, limits, run.into());
-        self.log_player(&temporary, true);
+            .bridge_spec(&self.settings, running, own, limits, run.into());
+        self.log_participating_instance(&temporary, true);
         self.wait_for_bridge_end(within).await?;
         self.spawn(&temporary.name, &part)?;
         let (own, _) = watch::channel(running.name.clone());
@@ -102,7 +103,7 @@ impl Processes {
         };
         let (mut follower, daemon) = (JoinSet::new(), Arc::default());
         follower.spawn(follow_status(
-            self.settings.bridge(),
+            self.settings.bridge_directory(),
             marks,
             to,
             Arc::clone(&daemon),
@@ -115,11 +116,11 @@ impl Processes {
             follower,
             daemon,
         });
-        self.wait_for_bridge_status("its COMMAND has begun", within, |status| {
+        self.wait_for_bridge_status("COMMAND has begun", within, |status| {
             status.command && status.steering
         })
         .await?;
-        self.publish_temporary();
+        self.publish_temporary_instance();
         Ok(())
     }
 
@@ -129,7 +130,7 @@ impl Processes {
         &mut self,
         what: &str,
         within: Duration,
-        so: impl Fn(&Status) -> bool,
+        check: impl Fn(&Status) -> bool,
     ) -> Result<(), Error> {
         let Some(bridge) = &self.bridge else {
             return Ok(());
@@ -137,7 +138,7 @@ impl Processes {
         let (name, mut status) = (bridge.name.clone(), bridge.status.clone());
         let why = tokio::select! {
             biased;
-            Ok(_) = status.wait_for(so) => return Ok(()),
+            Ok(_) = status.wait_for(check) => return Ok(()),
             ended = self.wait_for_any_end(&name) => format!("ended before reporting that {what} ({ended})"),
             () = sleep(within) => format!("did not report within {within:?} that {what}"),
         };
@@ -153,7 +154,7 @@ impl Processes {
     }
 
     /// Lets the control group's clients dial the temporary instance, too.
-    pub(crate) fn publish_temporary(&mut self) {
+    pub(crate) fn publish_temporary_instance(&mut self) {
         let Some((name, Some(SocketAddr::V4(address)))) = self.bridge.as_ref().map(|bridge| {
             (
                 bridge.name.clone(),
@@ -167,7 +168,7 @@ impl Processes {
     }
 
     /// Sets the instance that is the node's kube-apiserver from now on.
-    pub(crate) fn set_own(&self, name: &str) {
+    pub(crate) fn set_own_instance(&self, name: &str) {
         if let Some(bridge) = &self.bridge {
             bridge.own.send_replace(name.to_owned());
         }
@@ -179,7 +180,7 @@ impl Processes {
             return Ok(());
         };
         let written = bridge.command.write_all(format!("{status}\n").as_bytes());
-        written.map_err(Error::unavailable("cannot make COMMAND end"))
+        written.map_err(Error::unavailable_error("cannot make COMMAND end"))
     }
 
     /// Runs `berth bridge end`, as an operator does.
@@ -187,7 +188,7 @@ impl Processes {
         let Some(name) = self.bridge.as_ref().map(|bridge| bridge.name.clone()) else {
             return Ok(());
         };
-        let part = self.layout.end_bridge(&self.settings);
+        let part = self.layout.bridge_end_spec(&self.settings);
         self.spawn(&name, &part)
     }
 
@@ -235,9 +236,9 @@ impl Processes {
         let logs = LOGS
             .iter()
             .filter(|_| of_it)
-            .map(|log| std::fs::read_to_string(self.settings.bridge().join(log)));
+            .map(|log| std::fs::read_to_string(self.settings.bridge_directory().join(log)));
         let last = |log: String| {
-            let skipped = log.lines().count().saturating_sub(LAST);
+            let skipped = log.lines().count().saturating_sub(LAST_LINES);
             log.lines()
                 .skip(skipped)
                 .map(|line| format!("  {line}"))
@@ -254,15 +255,16 @@ impl Processes {
         };
         let _ = daemon.kill();
         while !daemon.ends_within(Duration::ZERO).unwrap_or(true) {
-            sleep(POLL).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 }
 
-/// Logs a bridge's marks.
+/// Logs the events in the lives of a bridge's two instances, as changes of the bridge's status show
+/// them.
 struct Marks {
     temporary: String,
-    /// Name of the instance whose certificate the temporary instance serves.
+    /// Name of an instance. The temporary instance serves this instance's certificate.
     copied: String,
     own: watch::Receiver<String>,
     recorder: Arc<Recorder>,
@@ -270,15 +272,15 @@ struct Marks {
 }
 
 impl Marks {
-    fn record(&self, before: &Status, now: &Status) {
+    fn record_changes(&self, before: &Status, now: &Status) {
         let at = Stamp::now();
         match (before.steering, now.steering) {
-            (false, true) => self.names.rename(&self.copied, &self.temporary),
-            (true, false) => self.names.rename(&self.temporary, &self.copied),
+            (false, true) => self.names.rename_instance(&self.copied, &self.temporary),
+            (true, false) => self.names.rename_instance(&self.temporary, &self.copied),
             _ => {}
         }
         let own = self.own.borrow().clone();
-        self.recorder.with(|log| {
+        self.recorder.with_events(|log| {
             for (is_temporary, mark) in compare_statuses(before, now) {
                 let name = if is_temporary { &self.temporary } else { &own };
                 // A simulated apiserver's own reports are more exact and may arrive earlier.
@@ -343,17 +345,20 @@ async fn follow_status(
     let bridge = loop {
         match Connection::ask(&directory, &Ask::Status).await {
             Ok(bridge) => break bridge,
-            // The socket exists after the preflight checks.
-            Err(_) => sleep(POLL).await,
+            // Until the preflight checks are done, the bridge has no socket.
+            Err(_) => sleep(POLL_INTERVAL).await,
         }
     };
-    if let Some(held) = bridge.peer().and_then(|peer| HeldProcess::of(peer).ok()) {
+    if let Some(held) = bridge
+        .peer_pid()
+        .and_then(|peer| HeldProcess::of(peer).ok())
+    {
         let _ = daemon.set(held);
     }
-    while let Some(reply) = bridge.next().await {
+    while let Some(reply) = bridge.receive_message().await {
         match reply {
             Reply::Status(now) => {
-                marks.record(&to.borrow(), &now);
+                marks.record_changes(&to.borrow(), &now);
                 to.send_replace(*now);
             }
             Reply::Refused(why) => tracing::debug!(why, "the bridge does not answer"),
@@ -365,27 +370,28 @@ async fn follow_status(
         pid: to.borrow().pid,
         ..Status::default()
     };
-    marks.record(&to.borrow(), &gone);
+    marks.record_changes(&to.borrow(), &gone);
     to.send_replace(gone);
 }
 
 impl Bridge {
-    /// Waits for the daemon's end. The daemon removes its socket before its cgroup and before it
-    /// exits, so a missing socket does not mean that the daemon has ended.
+    /// Waits for the end of the bridge's process, the daemon. The daemon removes its socket before
+    /// its cgroup and before it exits, so a missing socket does not mean that the daemon has ended.
     pub(super) fn wait_for_end(&self) {
         if let Some(daemon) = self
             .daemon
             .get()
-            .filter(|daemon| !daemon.ends_within(GOING).unwrap_or(false))
+            .filter(|daemon| !daemon.ends_within(EXIT_TIMEOUT).unwrap_or(false))
         {
             kill_held(daemon);
         }
     }
 }
 
-/// Kills the bridge whose socket is in this directory, if there is one, and waits for its end.
+/// Kills the bridge that has its socket below this directory, if there is one, and waits for the
+/// bridge's end.
 pub(super) fn kill_leftover(run: &Path) {
-    let Ok(socket) = seqpacket::dial_path(&run.join(BRIDGE).join(SOCKET)) else {
+    let Ok(socket) = seqpacket::dial_path(&run.join(BRIDGE_DIRECTORY).join(SOCKET_NAME)) else {
         return;
     };
     let Ok(peer) = seqpacket::peer_credentials(socket.as_fd()) else {
@@ -398,7 +404,7 @@ pub(super) fn kill_leftover(run: &Path) {
 
 fn kill_held(daemon: &HeldProcess) {
     let _ = daemon.kill();
-    let _ = daemon.ends_within(GOING);
+    let _ = daemon.ends_within(EXIT_TIMEOUT);
 }
 
 #[cfg(test)]
@@ -480,7 +486,7 @@ mod tests {
             .spawn()
             .unwrap();
         let held = HeldProcess::of(child.id().try_into().unwrap()).unwrap();
-        if !held.ends_within(GOING).unwrap() {
+        if !held.ends_within(EXIT_TIMEOUT).unwrap() {
             held.kill().unwrap();
         }
         assert_eq!(child.wait().unwrap().code(), Some(1));
@@ -498,7 +504,7 @@ mod tests {
             follower: JoinSet::new(),
             daemon: Arc::new(OnceLock::from(held)),
         };
-        // The child ends by itself.
+        // The end of its input ends the child.
         drop(child.stdin.take());
         bridge.wait_for_end();
         assert!(child.try_wait().unwrap().expect("an end").success());

@@ -18,7 +18,7 @@ const PREFIX: &str = "berth-rehearse-";
 /// Name of the locked file. A directory without this file belongs to no rehearsal.
 const LOCK: &str = "berth-rehearse.lock";
 
-/// A directory. Removed with its content on drop.
+/// The temporary directory of a run. Removed with its content on drop.
 #[derive(Debug)]
 pub(super) struct Directory {
     dir: TempDir,

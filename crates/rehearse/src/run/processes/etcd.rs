@@ -20,11 +20,11 @@ use tokio::net::TcpStream;
 pub(crate) const NAME: &str = "etcd";
 
 /// Time limit for etcd to get healthy.
-pub(crate) const UP_WITHIN: Duration = Duration::from_secs(30);
+pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Name of the flag for the interval of progress notifications, which was experimental before etcd
 /// 3.6.
-fn notify_flag(program: &Path) -> &'static str {
+fn progress_notify_flag(program: &Path) -> &'static str {
     let version = Command::new(program)
         .arg("--version")
         .stdin(Stdio::null())
@@ -62,7 +62,7 @@ impl Etcd {
         format!("http://{}", self.clients)
     }
 
-    pub(crate) fn part(&self, program: &Path, dir: &Path) -> ProcessSpec {
+    pub(crate) fn process_spec(&self, program: &Path, dir: &Path) -> ProcessSpec {
         let (clients, peers) = (self.url(), format!("http://{}", self.peers));
         let argv = vec![
             program.into(),
@@ -74,7 +74,7 @@ impl Etcd {
             format_flag("initial-advertise-peer-urls", &peers),
             format_flag("initial-cluster", format!("rehearsal={peers}")),
             // kubeadm's value. At this interval, a watch without events gets the store's revision.
-            format_flag(notify_flag(program), "5s"),
+            format_flag(progress_notify_flag(program), "5s"),
             // The data need not survive a crash of the machine.
             "--unsafe-no-fsync".into(),
             "--log-level=warn".into(),
@@ -87,7 +87,7 @@ impl Etcd {
     }
 
     /// Checks that etcd is healthy. The error says why not.
-    pub(crate) async fn healthy(&self) -> Result<(), String> {
+    pub(crate) async fn check_health(&self) -> Result<(), String> {
         let failed = |error: &dyn std::fmt::Display| format!("GET {}/health: {error}", self.url());
         let io = TcpStream::connect(self.clients)
             .await
@@ -125,7 +125,7 @@ mod tests {
             )
             .unwrap();
             fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-            notify_flag(&program)
+            progress_notify_flag(&program)
         };
         assert_eq!(
             named("3.5.24"),
@@ -133,7 +133,7 @@ mod tests {
         );
         assert_eq!(named("3.6.16"), "watch-progress-notify-interval");
         assert_eq!(
-            notify_flag(Path::new("/nonexistent")),
+            progress_notify_flag(Path::new("/nonexistent")),
             "watch-progress-notify-interval"
         );
     }

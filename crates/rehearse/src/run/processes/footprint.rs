@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use tokio::process::Command;
 
-/// Number of counts of a shim's descriptors for a footprint.
+/// Number of times that the descriptors of each shim are counted. The smallest count is logged.
 const TRIES: usize = 10;
 
 /// Directories in which distributions install libfaketime, directly or one level deeper.
@@ -38,7 +38,8 @@ impl Processes {
             let after = ask_statuses(&self.settings).await;
             for (shim, footprint, status) in counted {
                 let same = |now: &Status| {
-                    now.pid == status.pid && of_connections(now) == of_connections(&status)
+                    now.pid == status.pid
+                        && connection_descriptors(now) == connection_descriptors(&status)
                 };
                 if after.iter().any(|(_, now)| same(now)) {
                     let known = least.entry(shim).or_insert(footprint);
@@ -71,7 +72,7 @@ impl Processes {
 
     /// Sets the offset of the shims' wall clock, in seconds.
     pub(crate) fn set_clock(&self, seconds: i64) -> io::Result<()> {
-        fs::write(self.settings.clock(), format!("{seconds:+}\n"))
+        fs::write(self.settings.clock_file(), format!("{seconds:+}\n"))
     }
 }
 
@@ -113,7 +114,7 @@ async fn ask_statuses(settings: &Settings) -> Vec<(String, Box<Status>)> {
 
 /// Returns the number of descriptors of connections: one for each client that waits for an instance
 /// or at the gate, and two for every other connection.
-fn of_connections(status: &Status) -> u64 {
+fn connection_descriptors(status: &Status) -> u64 {
     let waiting = status.held + status.gate.as_ref().map_or(0, |gate| gate.waiting);
     (2 * status.connections_open).saturating_sub(waiting)
 }
@@ -127,7 +128,7 @@ fn measure_footprint(status: &Status) -> Option<Footprint> {
     Some(Footprint {
         pid: status.pid,
         memory_kib: memory.split_whitespace().next()?.parse().ok()?,
-        descriptors: count_entries(pid, "fd")?.saturating_sub(of_connections(status)),
+        descriptors: count_entries(pid, "fd")?.saturating_sub(connection_descriptors(status)),
         threads: count_entries(pid, "task")?,
     })
 }

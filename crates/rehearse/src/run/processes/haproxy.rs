@@ -10,7 +10,7 @@ use nix::sys::signal::Signal;
 use std::net::SocketAddr;
 
 /// Signal to stop HAProxy.
-pub(crate) const STOP: Signal = Signal::SIGUSR1;
+pub(crate) const STOP_SIGNAL: Signal = Signal::SIGUSR1;
 
 /// Returns the name of an instance's configuration file.
 pub(crate) fn file_name(instance: &str) -> String {

@@ -24,8 +24,8 @@ pub(crate) struct InstanceSpec {
 }
 
 impl InstanceSpec {
-    /// Returns the temporary instance that a bridge starts as a copy.
-    pub(crate) fn temporary(&self) -> Self {
+    /// Describes the temporary instance that a bridge starts as a copy of this instance.
+    pub(crate) fn temporary_instance_spec(&self) -> Self {
         Self {
             name: format!("{}-bridge", self.name),
             fault: None,
@@ -40,18 +40,18 @@ impl InstanceSpec {
             Apiserver::Command { program, .. } => vec![program.clone()],
         };
         let (Apiserver::Simulated { flags } | Apiserver::Command { flags, .. }) = &self.apiserver;
-        for (name, value) in self.defaults(settings) {
-            if !is_given(flags, name) {
+        for (name, value) in self.default_flags(settings) {
+            if !is_flag_given(flags, name) {
                 command.push(format_flag(name, value));
             }
         }
         command.extend(flags.iter().cloned());
-        command.extend(self.spoil());
+        command.extend(self.spoiling_flag());
         command
     }
 
     /// Returns the flag that makes the instance fail on purpose.
-    fn spoil(&self) -> Option<OsString> {
+    fn spoiling_flag(&self) -> Option<OsString> {
         match (self.fault?, self.apiserver.is_simulated()) {
             (Fault::BadFlag, _) => Some("--no-such-flag".into()),
             (Fault::NeverReady, true) => Some("--stand-in-start-delay=1h".into()),
@@ -60,7 +60,7 @@ impl InstanceSpec {
     }
 
     /// Returns the default flags, for flags that the user did not type.
-    fn defaults(&self, settings: &Settings) -> Vec<(&'static str, OsString)> {
+    fn default_flags(&self, settings: &Settings) -> Vec<(&'static str, OsString)> {
         let path = |path: &Path| path.as_os_str().to_owned();
         let millis = |time: Duration| OsString::from(format!("{}ms", time.as_millis()));
         let mut flags = vec![
@@ -78,10 +78,10 @@ impl InstanceSpec {
         match self.apiserver {
             Apiserver::Simulated { .. } => {
                 let mut store = OsString::from("unix://");
-                store.push(settings.store());
+                store.push(settings.store_path());
                 flags.push(("etcd-servers", store));
-                // Without the flag, a bridge would set it in its copy. With a grace period, a
-                // simulated apiserver would spread the ends of its watches over the whole period.
+                // If this flag were missing, a bridge would give its copy a grace period. The copy
+                // would then spread the ends of its watches over the whole period.
                 flags.push(("shutdown-watch-termination-grace-period", "0s".into()));
                 flags.push(("stand-in-name", (&self.name).into()));
                 flags.push(("stand-in-version", (&self.version).into()));
@@ -89,7 +89,8 @@ impl InstanceSpec {
             }
             Apiserver::Command { .. } => {
                 match self.fault {
-                    // Nothing listens on port 1.
+                    // Nothing listens on port 1: without an etcd, a kube-apiserver never gets
+                    // ready.
                     Some(Fault::NeverReady) => {
                         flags.push(("etcd-servers", "http://127.0.0.1:1".into()));
                     }
@@ -132,7 +133,7 @@ impl InstanceSpec {
 }
 
 /// True if the user typed the flag, or another flag that replaces it.
-fn is_given(flags: &[OsString], name: &str) -> bool {
+fn is_flag_given(flags: &[OsString], name: &str) -> bool {
     let instead = match name {
         "authorization-mode" => "authorization-config",
         "service-account-key-file" | "service-account-signing-key-file" => {
@@ -150,7 +151,10 @@ mod tests {
     #[test]
     fn excluded_flags_are_not_filled_in() {
         let flags: Vec<OsString> = vec!["--authorization-config=x".into()];
-        assert!(is_given(&flags, "authorization-mode") && is_given(&flags, "authorization-config"));
-        assert!(!is_given(&flags, "service-account-key-file"));
+        assert!(
+            is_flag_given(&flags, "authorization-mode")
+                && is_flag_given(&flags, "authorization-config")
+        );
+        assert!(!is_flag_given(&flags, "service-account-key-file"));
     }
 }

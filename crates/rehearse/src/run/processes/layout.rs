@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// Name of the only shim of [`Topology::Node`], used in places where other topologies have the name
 /// of an instance.
-pub(crate) const NODE: &str = "node";
+pub(crate) const NODE_SHIM: &str = "node";
 
 /// Role of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub(crate) enum Role {
 pub(crate) struct ProcessSpec {
     pub(crate) role: Role,
     pub(crate) argv: Vec<OsString>,
-    /// Address that must accept connections before the start.
+    /// Address that must accept connections before this process is started.
     pub(crate) awaits: Option<SocketAddr>,
 }
 
@@ -64,8 +64,9 @@ impl Layout {
         self.via == Via::Berth && self.topology == Topology::Bridge
     }
 
-    /// Returns the listen address of an instance that has the port alone. With a bridge, and in a
-    /// bridge's control, the instance listens on all addresses, as under kubeadm.
+    /// Returns the listen address of an instance that has the port alone. With a bridge, and in the
+    /// run without berth that the bridge is compared with, the instance listens on all addresses,
+    /// as under kubeadm.
     pub(crate) fn listen_address(&self, address: SocketAddr) -> SocketAddr {
         let all = self.topology == Topology::Bridge && matches!(self.via, Via::Berth | Via::None);
         if all {
@@ -79,12 +80,12 @@ impl Layout {
     /// shared process.
     pub(crate) fn shared_process(&self, settings: &Settings) -> Option<ProcessSpec> {
         let node = self.via == Via::Berth && self.topology == Topology::Node;
-        node.then(|| node_shim(settings, NODE))
+        node.then(|| node_shim(settings, NODE_SHIM))
     }
 
     /// Returns the processes of an instance, in the order of their start. `own` is an address for
     /// the instance alone, for ways in which berth does not choose one.
-    pub(crate) fn parts(
+    pub(crate) fn process_specs(
         &self,
         settings: &Settings,
         instance: &InstanceSpec,
@@ -108,7 +109,7 @@ impl Layout {
                     if instance.apiserver.is_simulated() {
                         command.push(format_flag(
                             "stand-in-bridge-name",
-                            instance.temporary().name,
+                            instance.temporary_instance_spec().name,
                         ));
                     }
                     command.extend(listen_flags(
@@ -172,7 +173,7 @@ impl Layout {
 
     /// Returns the process `berth bridge` for a running instance. `run` is COMMAND, which replaces
     /// the instance.
-    pub(crate) fn bridge(
+    pub(crate) fn bridge_spec(
         &self,
         settings: &Settings,
         running: &InstanceSpec,
@@ -180,7 +181,7 @@ impl Layout {
         limits: Limits,
         run: Vec<OsString>,
     ) -> ProcessSpec {
-        let parts = self.parts(settings, running, own);
+        let parts = self.process_specs(settings, running, own);
         let command: Vec<_> = parts
             .iter()
             .take(1)
@@ -190,7 +191,7 @@ impl Layout {
         let mut argv: Vec<OsString> = vec![
             settings.berth.clone().into(),
             "bridge".into(),
-            format_flag("state-dir", settings.bridge()),
+            format_flag("state-dir", settings.bridge_directory()),
             format!("--command={}", shell_words::join(command)).into(),
             format!("--settle={}ms", limits.settle.as_millis()).into(),
             format!("--ready-timeout={}ms", limits.ready.as_millis()).into(),
@@ -210,13 +211,13 @@ impl Layout {
         }
     }
 
-    /// Returns the process that ends a bridge.
-    pub(crate) fn end_bridge(&self, settings: &Settings) -> ProcessSpec {
+    /// Returns the process `berth bridge end`.
+    pub(crate) fn bridge_end_spec(&self, settings: &Settings) -> ProcessSpec {
         let argv = vec![
             settings.berth.clone().into(),
             "bridge".into(),
             "end".into(),
-            format_flag("state-dir", settings.bridge()),
+            format_flag("state-dir", settings.bridge_directory()),
         ];
         ProcessSpec {
             role: Role::Bridge,
@@ -231,7 +232,7 @@ impl Layout {
     pub(crate) fn stop_groups(&self) -> Vec<Vec<(Role, Signal)>> {
         let apiserver = (Role::Apiserver, Signal::SIGTERM);
         let proxy = match self.via {
-            Via::Haproxy => (Role::Proxy, haproxy::STOP),
+            Via::Haproxy => (Role::Proxy, haproxy::STOP_SIGNAL),
             _ => (Role::Proxy, Signal::SIGTERM),
         };
         match (self.via, self.topology) {
@@ -278,7 +279,7 @@ fn berth_command(command: &str, settings: &Settings, instance: &str) -> Vec<OsSt
     ]
 }
 
-/// Returns the options of probes.
+/// Returns the options with which shims and bridges probe an apiserver.
 fn probe_options(settings: &Settings) -> Vec<OsString> {
     let certs = &settings.certs;
     let mut options = vec![format_flag("probe-ca", &certs.ca_file)];
@@ -340,7 +341,8 @@ mod tests {
         }
         assert_eq!(stopped(Via::Berth, Topology::Run), [[Unit]]);
         assert_eq!(stopped(Via::Haproxy, Topology::Run), [[Apiserver, Proxy]]);
-        // The shim goes on. Without a shim, only the apiserver is stopped.
+        // The shim of all instances goes on, so only the apiserver is stopped. Under port sharing,
+        // and with berth's bridge, an instance has no relay.
         assert_eq!(stopped(Via::Berth, Topology::Node), [[Apiserver]]);
         assert_eq!(stopped(Via::PortSharing, Topology::Sidecar), [[Apiserver]]);
         assert_eq!(stopped(Via::Berth, Topology::Bridge), [[Apiserver]]);

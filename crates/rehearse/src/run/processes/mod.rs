@@ -25,7 +25,7 @@ use crate::config::{Via, apiserver::this_binary};
 use crate::load::{Instances, Joined};
 use crate::record::{data::MarkKind, event::EventKind, log::Recorder};
 use crate::testbed::{
-    address::{NETNS, free_address},
+    address::{NETNS_ADDRESS, free_address},
     certs,
 };
 use berth_node::ipc::wire;
@@ -34,7 +34,7 @@ use berth_os::proc_net;
 use directory::Directory;
 use etcd::Etcd;
 use instance_spec::InstanceSpec;
-use layout::{Layout, NODE, ProcessSpec, Role};
+use layout::{Layout, NODE_SHIM, ProcessSpec, Role};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use process::ChildProcess;
@@ -54,16 +54,16 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 const NO_ADDRESS: &str = "no free address in 127.0.0.0/8";
 
 /// Time between two polls of an instance.
-const POLL: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Exit status of a berth that lacks a privilege, a port or a kernel feature.
-const UNAVAILABLE: i32 = 69;
+const EX_UNAVAILABLE: i32 = 69;
 
 /// Time limit for processes to end when a rehearsal is aborted. After half of the time they get
 /// SIGTERM again.
-const ABORT: Duration = Duration::from_secs(2);
+const ABORT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// An error of the processes.
+/// Why a run could not begin or go on.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A prerequisite of every rehearsal is missing.
@@ -82,7 +82,7 @@ pub enum Error {
 
 impl Error {
     /// Returns a function that turns an error into an error about a missing prerequisite.
-    pub(crate) fn unavailable<E: Display>(what: impl Display) -> impl FnOnce(E) -> Self {
+    pub(crate) fn unavailable_error<E: Display>(what: impl Display) -> impl FnOnce(E) -> Self {
         move |error| Self::Unavailable(format!("{what}: {error}"))
     }
 
@@ -110,19 +110,20 @@ pub(crate) struct Processes {
     processes: Vec<ChildProcess>,
     /// Program and addresses of the etcd for real apiservers.
     etcd: Option<(PathBuf, Etcd)>,
-    /// Addresses of instances for which berth does not choose one.
+    /// Addresses that this rehearsal chose for instances, because berth does not choose them. By
+    /// the instance's name.
     own: BTreeMap<String, SocketAddr>,
     joined: watch::Sender<Instances>,
     bridge: Option<bridge::Bridge>,
-    /// Processes stopped by SIGSTOP. They handle no other signal before SIGCONT.
+    /// Processes that SIGSTOP has stopped. Before SIGCONT, they handle no signal but SIGKILL.
     frozen: Vec<Pid>,
     /// The directory, removed after the processes have ended.
     _dir: Directory,
 }
 
-/// The end of a stopped instance.
+/// The result of stopping an instance.
 #[derive(Debug)]
-pub(crate) struct Stopped {
+pub(crate) struct StoppedInstance {
     /// Exit status of the apiserver, or of `berth run`, which exits with the same status. `None` if
     /// the process had to be killed.
     pub(crate) status: Option<ExitStatus>,
@@ -141,20 +142,20 @@ impl Processes {
             ref recorder,
             ..
         } = *session;
-        let dir = Directory::new().map_err(Error::unavailable(
-            "cannot make a temporary directory (TMPDIR names another place)",
+        let dir = Directory::new().map_err(Error::unavailable_error(
+            "cannot make a temporary directory (set TMPDIR to use another directory)",
         ))?;
         let address = if plan.netns {
-            NETNS.into()
+            NETNS_ADDRESS.into()
         } else {
-            free_address().map_err(Error::unavailable(NO_ADDRESS))?
+            free_address().map_err(Error::unavailable_error(NO_ADDRESS))?
         };
         let etcd = plan
             .etcd
             .as_ref()
             .map(|_| Etcd::new())
             .transpose()
-            .map_err(Error::unavailable(NO_ADDRESS))?;
+            .map_err(Error::unavailable_error(NO_ADDRESS))?;
         let settings = Settings {
             dir: dir.path().to_owned(),
             address,
@@ -183,32 +184,33 @@ impl Processes {
         };
         processes
             .set_clock(0)
-            .map_err(Error::unavailable("cannot write the shims' clock"))?;
+            .map_err(Error::unavailable_error("cannot write the shims' clock"))?;
         Ok(processes)
     }
 
     /// Starts the relay that all instances share, if the layout has one. Restarts an ended relay.
-    pub(crate) fn open(&mut self) -> Result<(), Error> {
+    pub(crate) fn start_node_shim(&mut self) -> Result<(), Error> {
         match self.layout.shared_process(&self.settings) {
-            Some(part) if self.relay(NODE).is_none() => self.spawn(NODE, &part),
+            Some(part) if self.relay_pid(NODE_SHIM).is_none() => self.spawn(NODE_SHIM, &part),
             _ => Ok(()),
         }
     }
 
-    /// Polls `so` until it returns `Ok`. Before that, the error of `so` says what is still missing.
-    /// Returns the value of `so` and the duration of the wait.
+    /// Polls `check` until `check` returns `Ok`. Before that, the error of `check` says what is
+    /// still missing. Returns the value of `check` and the duration of the wait.
     ///
-    /// # Errors A process of the owner ended before `so` returned `Ok`, or the time is over.
+    /// # Errors
+    /// A process of the owner ended before `check` returned `Ok`, or the time is over.
     pub(crate) async fn wait_until<T>(
         &mut self,
         owner: &str,
         what: &str,
         within: Duration,
-        so: impl AsyncFn(&Self) -> Result<T, String>,
+        check: impl AsyncFn(&Self) -> Result<T, String>,
     ) -> Result<(T, Duration), Error> {
         let began = Instant::now();
         loop {
-            let why = match so(&*self).await {
+            let why = match check(&*self).await {
                 Ok(it) => return Ok((it, began.elapsed())),
                 Err(why) => why,
             };
@@ -219,12 +221,12 @@ impl Processes {
                     format!("was not {what} within {within:?} ({why})")
                 }
                 None => {
-                    sleep(POLL).await;
+                    sleep(POLL_INTERVAL).await;
                     continue;
                 }
             };
             let error = self.instance_error(owner, failed).await;
-            let is_unavailable = ended.and_then(|status| status.code()) == Some(UNAVAILABLE);
+            let is_unavailable = ended.and_then(|status| status.code()) == Some(EX_UNAVAILABLE);
             return Err(if is_unavailable {
                 error.into_unavailable()
             } else {
@@ -238,44 +240,44 @@ impl Processes {
         let Some((program, etcd)) = self.etcd.clone() else {
             return Ok(());
         };
-        self.spawn(etcd::NAME, &etcd.part(&program, &self.settings.dir))?;
+        self.spawn(etcd::NAME, &etcd.process_spec(&program, &self.settings.dir))?;
         let healthy = async |_: &Self| {
-            timeout(etcd::UP_WITHIN, etcd.healthy())
+            timeout(etcd::START_TIMEOUT, etcd.check_health())
                 .await
                 .unwrap_or_else(|_| Err("no answer".into()))
         };
-        self.wait_until(etcd::NAME, "up", etcd::UP_WITHIN, healthy)
+        self.wait_until(etcd::NAME, "up", etcd::START_TIMEOUT, healthy)
             .await
             .map_err(Error::into_unavailable)?;
         Ok(())
     }
 
     /// Starts the processes of an instance. Restarts ended processes.
-    pub(crate) async fn start(
+    pub(crate) async fn start_instance(
         &mut self,
         instance: &InstanceSpec,
         serves: bool,
     ) -> Result<(), Error> {
         let name = &instance.name;
-        self.log_player(instance, serves);
-        self.recorder.mark(name, MarkKind::Started);
-        self.settings.certs.issue(name)?;
+        self.log_participating_instance(instance, serves);
+        self.recorder.add_mark(name, MarkKind::Started);
+        self.settings.certs.issue_certificate(name)?;
         let own = self.own_address(name)?;
         if self.layout.via == Via::Haproxy {
             let path = self.settings.dir.join(haproxy::file_name(name));
             std::fs::write(&path, haproxy::render_config(self.settings.address, own)).map_err(
-                Error::unavailable(format!("cannot write {}", path.display())),
+                Error::unavailable_error(format!("cannot write {}", path.display())),
             )?;
         }
-        for part in self.layout.parts(&self.settings, instance, own) {
+        for part in self.layout.process_specs(&self.settings, instance, own) {
             if self
-                .process(name, part.role)
-                .is_some_and(|p| p.living().is_some())
+                .find_process(name, part.role)
+                .is_some_and(|p| p.live_pid().is_some())
             {
                 continue;
             }
             if let Some(address) = part.awaits {
-                self.wait_until_open(name, address).await?;
+                self.wait_until_port_is_open(name, address).await?;
             }
             self.spawn(name, &part)?;
         }
@@ -283,7 +285,7 @@ impl Processes {
     }
 
     /// Logs that an instance takes part in the run.
-    fn log_player(&self, instance: &InstanceSpec, serves: bool) {
+    fn log_participating_instance(&self, instance: &InstanceSpec, serves: bool) {
         self.recorder.add(&instance.name, EventKind::Player(serves));
     }
 
@@ -303,7 +305,7 @@ impl Processes {
             Role::Proxy | Role::Bridge | Role::Store => {}
         };
         let faketime = (part.role == Role::Proxy && self.layout.via == Via::Berth)
-            .then(|| self.settings.fake_time());
+            .then(|| self.settings.fake_time_variables());
         let process =
             ChildProcess::start(owner, part, faketime.unwrap_or_default(), &on_line, over)
                 .map_err(|error| {
@@ -325,22 +327,26 @@ impl Processes {
         if let Some(own) = self.own.get(name) {
             return Ok(*own);
         }
-        let mut own = free_address().map_err(Error::unavailable(NO_ADDRESS))?;
+        let mut own = free_address().map_err(Error::unavailable_error(NO_ADDRESS))?;
         own.set_port(self.settings.address.port());
         self.own.insert(name.to_owned(), own);
         Ok(own)
     }
 
     /// Waits until an instance listens on the address.
-    async fn wait_until_open(&mut self, name: &str, address: SocketAddr) -> Result<(), Error> {
+    async fn wait_until_port_is_open(
+        &mut self,
+        name: &str,
+        address: SocketAddr,
+    ) -> Result<(), Error> {
         let listens =
             |process: &ChildProcess| proc_net::process_listens(process.pid().as_raw(), address);
         let open = async |processes: &Self| match processes
-            .process(name, Role::Apiserver)
+            .find_process(name, Role::Apiserver)
             .is_some_and(listens)
         {
             true => Ok(()),
-            false => Err(format!("it does not listen on {address}")),
+            false => Err(format!("the process does not listen on {address}")),
         };
         self.wait_until(name, "listening", Duration::MAX, open)
             .await?;
@@ -363,7 +369,7 @@ impl Processes {
         Ok(joined)
     }
 
-    /// Returns a receiver of the joined instances.
+    /// Returns a receiver of the instances that have joined so far.
     pub(crate) fn instances(&self) -> watch::Receiver<Instances> {
         self.joined.subscribe()
     }
@@ -374,7 +380,7 @@ impl Processes {
         };
         self.joined.send_modify(|instances| {
             instances.retain(|other| other.name != name);
-            instances.push(Joined::now(name, address));
+            instances.push(Joined::at_current_time(name, address));
         });
     }
 
@@ -389,7 +395,7 @@ impl Processes {
             Via::Haproxy => Role::Proxy,
             _ => Role::Apiserver,
         };
-        self.listens(name, role).map(|()| None)
+        self.check_listens(name, role).map(|()| None)
     }
 
     /// Asks an instance's shim for its status.
@@ -399,12 +405,12 @@ impl Processes {
 
     /// True if new connections no longer reach an instance. False if the shim does not answer in
     /// time.
-    pub(crate) async fn is_missed(&self, name: &str) -> bool {
+    pub(crate) async fn is_unreachable(&self, name: &str) -> bool {
         match self.layout.via {
             Via::Berth if !self.layout.is_bridged() => self
                 .status(name)
                 .await
-                .is_ok_and(|status| probe::is_missed(&status, name)),
+                .is_ok_and(|status| probe::is_unreachable(&status, name)),
             _ => self.check_joined(name).await.is_err(),
         }
     }
@@ -425,26 +431,29 @@ impl Processes {
 
     fn shim_of<'a>(&self, name: &'a str) -> &'a str {
         if self.layout.shared_process(&self.settings).is_some() {
-            NODE
+            NODE_SHIM
         } else {
             name
         }
     }
 
-    fn listens(&self, name: &str, role: Role) -> Result<(), String> {
-        let process = self.process(name, role).ok_or("it was not started")?;
+    fn check_listens(&self, name: &str, role: Role) -> Result<(), String> {
+        let process = self
+            .find_process(name, role)
+            .ok_or("the process was not started")?;
         let address = self.layout.listen_address(self.settings.address);
         if !probe::is_listening(process.pid(), address) {
-            return Err(format!("it does not listen on {address}"));
+            return Err(format!("the process does not listen on {address}"));
         }
-        if self.recorder.last(name, MarkKind::Joined) < self.recorder.last(name, MarkKind::Started)
+        if self.recorder.last_mark_time(name, MarkKind::Joined)
+            < self.recorder.last_mark_time(name, MarkKind::Started)
         {
-            self.recorder.mark(name, MarkKind::Joined);
+            self.recorder.add_mark(name, MarkKind::Joined);
         }
         Ok(())
     }
 
-    fn process(&self, owner: &str, role: Role) -> Option<&ChildProcess> {
+    fn find_process(&self, owner: &str, role: Role) -> Option<&ChildProcess> {
         self.processes
             .iter()
             .find(|p| p.owner == owner && p.role == role)
@@ -458,30 +467,31 @@ impl Processes {
             .find_map(ChildProcess::status)
     }
 
-    /// Waits until a process of an owner has ended.
+    /// Waits until one of an owner's processes has ended. The owner is an instance, or for example
+    /// etcd.
     pub(crate) async fn wait_for_any_end(&self, owner: &str) -> ExitStatus {
         loop {
             match self.exit_status(owner) {
                 Some(status) => return status,
-                None => sleep(POLL).await,
+                None => sleep(POLL_INTERVAL).await,
             }
         }
     }
 
     /// Stops an instance as the [`Layout`] says. Processes left after `grace` get SIGKILL.
-    pub(crate) async fn stop(&mut self, name: &str, grace: Duration) -> Stopped {
+    pub(crate) async fn stop_instance(&mut self, name: &str, grace: Duration) -> StoppedInstance {
         let early = self.exit_status(name).is_some();
         let deadline = Instant::now() + grace;
-        self.recorder.mark(name, MarkKind::Sigterm);
+        self.recorder.add_mark(name, MarkKind::Sigterm);
         for group in self.layout.stop_groups() {
             let signalled: Vec<_> = group
                 .iter()
-                .filter_map(|(role, signal)| self.process(name, *role).map(|p| (p, *signal)))
+                .filter_map(|(role, signal)| self.find_process(name, *role).map(|p| (p, *signal)))
                 .collect();
             for (process, signal) in &signalled {
                 process.signal(*signal);
             }
-            let all = all_ended(signalled.iter().map(|(process, _)| *process));
+            let all = wait_for_all_ends(signalled.iter().map(|(process, _)| *process));
             tokio::select! {
                 _ = timeout_at(deadline, all) => {}
                 never = self.log_leaving(name) => match never {},
@@ -502,7 +512,7 @@ impl Processes {
                     .filter(|process| (process.role == Role::Proxy) == is_proxy)
             };
             group().for_each(|process| process.signal(Signal::SIGKILL));
-            all_ended(group().copied()).await;
+            wait_for_all_ends(group().copied()).await;
         }
         let server = self
             .processes
@@ -511,7 +521,7 @@ impl Processes {
         let status = server
             .filter(|p| !killed.contains(&p.role))
             .and_then(ChildProcess::status);
-        Stopped {
+        StoppedInstance {
             status,
             early,
             killed,
@@ -525,28 +535,28 @@ impl Processes {
         } else {
             Role::Apiserver
         };
-        let left =
-            self.recorder.last(name, MarkKind::Left) > self.recorder.last(name, MarkKind::Joined);
+        let left = self.recorder.last_mark_time(name, MarkKind::Left)
+            > self.recorder.last_mark_time(name, MarkKind::Joined);
         if self.layout.via != Via::Berth
             && !left
-            && let Some(process) = self.process(name, role)
+            && let Some(process) = self.find_process(name, role)
         {
             while probe::is_listening(
                 process.pid(),
                 self.layout.listen_address(self.settings.address),
             ) {
-                sleep(POLL).await;
+                sleep(POLL_INTERVAL).await;
             }
-            self.recorder.mark(name, MarkKind::Left);
+            self.recorder.add_mark(name, MarkKind::Left);
         }
         std::future::pending().await
     }
 
     /// Returns the process ID of an instance's apiserver. `None` if the apiserver has ended.
-    pub(crate) fn apiserver(&self, name: &str) -> Option<Pid> {
+    pub(crate) fn apiserver_pid(&self, name: &str) -> Option<Pid> {
         let Some(ListedInstance { record, .. }) = probe::running_instance(&self.settings, name)
         else {
-            return self.process(name, Role::Apiserver)?.living();
+            return self.find_process(name, Role::Apiserver)?.live_pid();
         };
         // The record has the PID as seen in this process's PID namespace.
         let pid = i32::try_from(record.pid?).ok()?;
@@ -559,15 +569,15 @@ impl Processes {
 
     /// Returns the process ID of the relay to an instance. `None` if there is no relay or it has
     /// ended.
-    pub(crate) fn relay(&self, name: &str) -> Option<Pid> {
-        self.process(self.shim_of(name), self.layout.relay_role()?)?
-            .living()
+    pub(crate) fn relay_pid(&self, name: &str) -> Option<Pid> {
+        self.find_process(self.shim_of(name), self.layout.relay_role()?)?
+            .live_pid()
     }
 
     /// Sends SIGKILL to a process of an instance and waits for its end. The other processes of a
     /// unit are killed next, as by systemd with `KillMode=mixed`.
-    pub(crate) async fn kill(&self, name: &str, pid: Pid) {
-        let apiserver = self.apiserver(name);
+    pub(crate) async fn kill_process(&self, name: &str, pid: Pid) {
+        let apiserver = self.apiserver_pid(name);
         let _ = kill(pid, Signal::SIGKILL);
         // If the killed process is the child of a supervisor, wait for the supervisor, which ends
         // with its child.
@@ -575,11 +585,11 @@ impl Processes {
             .processes
             .iter()
             .find(|p| p.pid() == pid)
-            .or(self.process(name, Role::Apiserver));
+            .or(self.find_process(name, Role::Apiserver));
         if let Some(process) = process {
             process.wait().await;
         }
-        let Some(unit) = self.process(name, Role::Unit) else {
+        let Some(unit) = self.find_process(name, Role::Unit) else {
             return;
         };
         // `berth run` ends when its apiserver has ended.
@@ -588,7 +598,7 @@ impl Processes {
             let _ = kill(apiserver, Signal::SIGKILL);
         }
         while probe::running_instance(&self.settings, name).is_some() {
-            sleep(POLL).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -622,7 +632,7 @@ impl Processes {
     }
 
     /// Returns the last log line of each process of an instance.
-    pub(crate) async fn last_words(&mut self, name: &str) -> String {
+    pub(crate) async fn last_log_lines(&mut self, name: &str) -> String {
         let mut lines = Vec::new();
         for process in self.processes.iter_mut().filter(|p| p.owner == name) {
             lines.extend(process.log().await.pop());
@@ -639,40 +649,43 @@ impl Processes {
     }
 
     /// Ends all running processes.
-    pub(crate) async fn close(mut self) {
+    pub(crate) async fn stop_all(mut self) {
         self.thaw();
         for process in self.processes.iter().filter(|p| p.role == Role::Store) {
             if let Some(status) = process.status() {
-                self.recorder.trouble(format!(
+                self.recorder.add_trouble(format!(
                     "{} ended before it was stopped ({status})",
                     process.owner
                 ));
             }
         }
-        for wait in [ABORT / 2, ABORT / 2] {
+        for wait in [ABORT_TIMEOUT / 2, ABORT_TIMEOUT / 2] {
             for process in &self.processes {
                 process.signal(Signal::SIGTERM);
             }
-            if timeout(wait, all_ended(&self.processes)).await.is_ok() {
+            if timeout(wait, wait_for_all_ends(&self.processes))
+                .await
+                .is_ok()
+            {
                 break;
             }
         }
         self.processes
             .iter()
             .for_each(|process| process.signal(Signal::SIGKILL));
-        all_ended(&self.processes).await;
+        wait_for_all_ends(&self.processes).await;
     }
 }
 
-async fn all_ended<'a>(processes: impl IntoIterator<Item = &'a ChildProcess>) {
+async fn wait_for_all_ends<'a>(processes: impl IntoIterator<Item = &'a ChildProcess>) {
     for process in processes {
         process.wait().await;
     }
 }
 
 impl Drop for Processes {
-    /// Continues stopped processes and kills the bridge. Stopped processes and the bridge may not be
-    /// children of this process, and then do not end with this process.
+    /// Continues stopped processes and kills the bridge. Stopped processes and the bridge may not
+    /// be children of this process, and then do not end with this process.
     fn drop(&mut self) {
         self.thaw();
         if let Some(bridge) = &self.bridge {
@@ -703,7 +716,7 @@ mod tests {
                 .starts_with("etcd ended before it was up (exit status: 1); its last"),
             "{error}"
         );
-        processes.close().await;
+        processes.stop_all().await;
     }
 
     /// The test binary has no `run --listen`, so it ends at once with an error.
@@ -722,20 +735,21 @@ mod tests {
             start_delay: Duration::ZERO,
             fault: None,
         };
-        processes.start(&old, true).await.unwrap();
+        processes.start_instance(&old, true).await.unwrap();
         let error = processes
             .wait_until_joined("old", Duration::from_secs(30))
             .await
-            .unwrap_err()
-            .to_string();
+            .unwrap_err();
         assert!(
-            error.contains("old ended before it was ready (exit status: ")
-                && error.contains("listen"),
+            matches!(&error, Error::Instance { instance, what, log }
+                if instance == "old" && what.contains("exit status") && log.contains("listen")),
             "{error}"
         );
-        let stopped = processes.stop("old", Duration::from_secs(30)).await;
+        let stopped = processes
+            .stop_instance("old", Duration::from_secs(30))
+            .await;
         assert!(stopped.early && !stopped.status.unwrap().success());
-        processes.close().await;
+        processes.stop_all().await;
         assert!(!dir.exists());
     }
 }

@@ -1,6 +1,6 @@
 //! Observes instances from outside: in a shim's log, through a shim's status, and in /proc.
 
-use super::layout::{Layout, NODE};
+use super::layout::{Layout, NODE_SHIM};
 use super::process::Listener;
 use super::settings::Settings;
 use crate::config::Via;
@@ -11,7 +11,7 @@ use crate::record::{
     log::{Recorder, last_mark},
     stamp::Stamp,
 };
-use berth_node::instance::InstanceId;
+use berth_node::instance_id::InstanceId;
 use berth_node::ipc;
 use berth_node::ipc::wire::{Ask, InstanceStatus, Reply, Status};
 use berth_node::registry::instance::{self, ListedInstance};
@@ -30,13 +30,13 @@ use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
 /// Time limit for a shim's answer when all shims are asked. A shim that hangs does not answer.
-const PATIENCE: Duration = Duration::from_millis(500);
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Time between two polls of the gates. Only the shortest step of a timeline is shorter.
-const GATES_EVERY: Duration = Duration::from_millis(50);
+/// Time between two polls of the gates' metrics: as long as the shortest step of a timeline.
+const GATE_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Prefix of the errors of Go's crypto/x509.
-const X509: &str = "x509: ";
+const X509_PREFIX: &str = "x509: ";
 
 /// The relevant fields of a line in a shim's log.
 #[derive(Debug, Deserialize)]
@@ -47,13 +47,13 @@ struct LogLine {
 }
 
 /// Returns a callback for log lines. From a shim's lines, the callback logs when an instance joins
-/// and leaves. From a real apiserver's lines, it logs when the apiserver got another instance's
-/// certificate and did not trust it.
+/// and leaves. From a real apiserver's lines, the callback logs that the apiserver did not trust a
+/// certificate, because it had reached another instance instead of itself.
 pub(super) fn line_listener(owner: &str, layout: Layout, recorder: &Arc<Recorder>) -> Listener {
     let (owner, recorder) = (owner.to_owned(), Arc::clone(recorder));
     Arc::new(move |line| {
         let at = Stamp::now();
-        if line.contains(X509) {
+        if line.contains(X509_PREFIX) {
             recorder.add(&owner, EventKind::UntrustedCertificate);
         }
         if layout.via != Via::Berth {
@@ -61,9 +61,9 @@ pub(super) fn line_listener(owner: &str, layout: Layout, recorder: &Arc<Recorder
         }
         if let Some((instance, mark)) = serde_json::from_str(line)
             .ok()
-            .and_then(|line| mark_of(&owner, &line))
+            .and_then(|line| parse_mark(&owner, &line))
         {
-            recorder.with(|log| {
+            recorder.with_events(|log| {
                 // If the instance has already reported that it is ready, the shim's line is
                 // ignored, since the report is more exact.
                 let known =
@@ -83,11 +83,12 @@ pub(super) fn line_listener(owner: &str, layout: Layout, recorder: &Arc<Recorder
     })
 }
 
-/// Returns the instance and the mark of a log line. A node shim joins only once, before its first
-/// instance. So an instance behind a node shim counts as joined when it is ready.
-fn mark_of(owner: &str, line: &LogLine) -> Option<(String, MarkKind)> {
+/// Returns the instance of a log line, and the event that the line reports. A node shim joins only
+/// once, before its first instance. So an instance behind a node shim counts as joined when it is
+/// ready.
+fn parse_mark(owner: &str, line: &LogLine) -> Option<(String, MarkKind)> {
     let (message, instance) = (line.message.as_str(), &line.instance);
-    if owner == NODE {
+    if owner == NODE_SHIM {
         return match message {
             "ready" => Some((instance.clone(), MarkKind::Joined)),
             _ if message.contains("not ready any more") => Some((instance.clone(), MarkKind::Left)),
@@ -109,26 +110,27 @@ pub(super) fn check_joined(
     name: &str,
     pass: PassMode,
 ) -> Result<Option<String>, String> {
-    let own = find_instance(status, name).ok_or("its shim does not know it yet")?;
+    let own =
+        find_instance(status, name).ok_or("the instance's shim does not know the instance yet")?;
     if own.health != InstanceHealth::Ready {
         return Err(own.last_probe.clone());
     }
     if status.state != Phase::Joined {
         return Err(format!(
-            "its shim has not joined: {}",
+            "the instance's shim has not joined: {}",
             status.state.as_str()
         ));
     }
     match (pass, &own.relayed) {
         (PassMode::Relay, _) => Ok(None),
         (PassMode::Auto, Some(why)) => Ok(Some(format!("clients are relayed: {why}"))),
-        _ if own.injected => Ok(Some("clients' sockets become the apiservers' own".into())),
-        _ => Err("its clients are relayed".into()),
+        _ if own.injected => Ok(Some("the apiservers take over the clients' sockets".into())),
+        _ => Err("the instance's clients are relayed".into()),
     }
 }
 
 /// True if a shim reports that an instance is not ready, or does not know the instance.
-pub(super) fn is_missed(status: &Status, name: &str) -> bool {
+pub(super) fn is_unreachable(status: &Status, name: &str) -> bool {
     find_instance(status, name).is_none_or(|own| own.health != InstanceHealth::Ready)
 }
 
@@ -148,7 +150,7 @@ pub(super) async fn ask_status(settings: &Settings, shim: &str) -> Result<Box<St
         .map_err(|error| error.to_string())?;
     ipc::request_status(&path, ipc::PATIENCE)
         .await
-        .map_err(|why| format!("its shim cannot be asked: {why}"))
+        .map_err(|why| format!("the instance's shim does not answer: {why}"))
 }
 
 /// Asks all shims of a run directory. Returns their answers by socket.
@@ -166,7 +168,7 @@ pub(crate) async fn ask_shims<T: Send + 'static>(
             continue;
         };
         asked.spawn(async move {
-            let reply = ipc::ask_shim(&path, ask, PATIENCE).await.ok()?;
+            let reply = ipc::ask_shim(&path, ask, ANSWER_TIMEOUT).await.ok()?;
             Some((path, take(reply)?))
         });
     }
@@ -175,7 +177,7 @@ pub(crate) async fn ask_shims<T: Send + 'static>(
 
 /// Logs the metrics of the gates until dropped.
 pub(crate) async fn watch_gates(settings: Settings, recorder: Arc<Recorder>) {
-    let mut ticks = tokio::time::interval(GATES_EVERY);
+    let mut ticks = tokio::time::interval(GATE_POLL_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let take = |reply| match reply {
         Reply::Metrics(metrics) => GateMetrics::parse(&metrics),
@@ -254,17 +256,17 @@ mod tests {
             instance: instance.into(),
         };
         let marked = |owner, message, instance| {
-            mark_of(owner, &line(message, instance)).map(|(_, mark)| mark)
+            parse_mark(owner, &line(message, instance)).map(|(_, mark)| mark)
         };
         assert_eq!(marked("a", "joined", ""), Some(MarkKind::Joined));
         assert_eq!(marked("a", "ready", "a"), Some(MarkKind::Ready));
         assert_eq!(marked("a", "ready", "b"), None);
         assert_eq!(marked("a", "left", ""), Some(MarkKind::Left));
-        assert_eq!(marked(NODE, "joined", ""), None);
-        assert_eq!(marked(NODE, "ready", "b"), Some(MarkKind::Joined));
+        assert_eq!(marked(NODE_SHIM, "joined", ""), None);
+        assert_eq!(marked(NODE_SHIM, "ready", "b"), Some(MarkKind::Joined));
         assert_eq!(
             marked(
-                NODE,
+                NODE_SHIM,
                 "a sibling's instance is not ready any more: refused",
                 "b"
             ),

@@ -22,7 +22,7 @@ use tokio::time::timeout;
 const LOG_LINES: usize = 12;
 
 /// Time limit for the remaining output of an ended process.
-const LAST_WORDS: Duration = Duration::from_millis(500);
+const OUTPUT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Callback for each log line of a process.
 pub(super) type Listener = Arc<dyn Fn(&str) + Send + Sync>;
@@ -101,7 +101,7 @@ impl ChildProcess {
     }
 
     /// Returns the process ID. `None` after the process's end.
-    pub(super) fn living(&self) -> Option<Pid> {
+    pub(super) fn live_pid(&self) -> Option<Pid> {
         self.status().is_none().then_some(self.pid)
     }
 
@@ -120,7 +120,7 @@ impl ChildProcess {
     }
 
     pub(super) fn signal(&self, signal: Signal) {
-        let _ = self.living().map(|pid| kill(pid, signal));
+        let _ = self.live_pid().map(|pid| kill(pid, signal));
     }
 
     /// Returns the last log lines. After the process's end, waits for the remaining output.
@@ -132,7 +132,7 @@ impl ChildProcess {
                 }
             };
             // A child of the process may still hold the pipe.
-            let _ = timeout(LAST_WORDS, output).await;
+            let _ = timeout(OUTPUT_TIMEOUT, output).await;
             self.readers.retain(|reader| !reader.is_finished());
         }
         let log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
@@ -151,7 +151,7 @@ fn prepare_command(program: &OsStr) -> Command {
         .process_group(0)
         .kill_on_drop(true)
         .stdin(Stdio::null());
-    berth_os::process::remove_settings(command.as_std_mut());
+    berth_os::process::remove_berth_variables(command.as_std_mut());
     // SIGKILL, because a process that the script has stopped (SIGSTOP) handles no other signal.
     // When a parent dies, the kernel continues its stopped children, but misses a child that is
     // just about to stop.

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Name of a bridge's directory in the directory of a run.
-pub(crate) const BRIDGE: &str = "bridge";
+pub(crate) const BRIDGE_DIRECTORY: &str = "bridge";
 
 /// Settings that the processes need.
 #[derive(Debug, Clone)]
@@ -34,7 +34,7 @@ pub(crate) struct Settings {
 
 impl Settings {
     /// Socket of the simulated apiservers' store.
-    pub(crate) fn store(&self) -> PathBuf {
+    pub(crate) fn store_path(&self) -> PathBuf {
         self.dir.join("store")
     }
 
@@ -44,28 +44,28 @@ impl Settings {
     }
 
     /// Directory of a bridge's socket and logs.
-    pub(crate) fn bridge(&self) -> PathBuf {
-        self.dir.join(BRIDGE)
+    pub(crate) fn bridge_directory(&self) -> PathBuf {
+        self.dir.join(BRIDGE_DIRECTORY)
     }
 
     /// Run directory of the bridge's shim.
     pub(crate) fn bridge_run_dir(&self) -> PathBuf {
-        self.bridge().join("bridge-shim")
+        self.bridge_directory().join("bridge-shim")
     }
     /// File from which libfaketime reads the offset of the clock.
-    pub(crate) fn clock(&self) -> PathBuf {
+    pub(crate) fn clock_file(&self) -> PathBuf {
         self.dir.join("clock")
     }
 
     /// Returns environment variables that make a shim read its wall clock's offset from a file. The
     /// monotonic clock stays the kernel's.
-    pub(crate) fn fake_time(&self) -> Vec<(&'static str, PathBuf)> {
+    pub(crate) fn fake_time_variables(&self) -> Vec<(&'static str, PathBuf)> {
         let Some(library) = &self.faketime else {
             return Vec::new();
         };
         vec![
             ("LD_PRELOAD", library.clone()),
-            ("FAKETIME_TIMESTAMP_FILE", self.clock()),
+            ("FAKETIME_TIMESTAMP_FILE", self.clock_file()),
             ("FAKETIME_NO_CACHE", "1".into()),
             ("DONT_FAKE_MONOTONIC", "1".into()),
             ("FAKETIME_DONT_FAKE_MONOTONIC", "1".into()),

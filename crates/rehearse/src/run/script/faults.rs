@@ -1,35 +1,35 @@
 //! Faults of an upgrade. The script injects each fault, waits for its effect, ends it, and logs all
 //! of this.
 
-use super::{POLL, Play, SETTLE};
+use super::{POLL_INTERVAL, Play, SETTLE};
 use crate::config::{
-    LEASE, Topology, UNANSWERED, Via,
+    ANSWER_TIMEOUT, LEASE_DURATION, Topology, Via,
     fault::{Fault, Standby},
 };
 use crate::record::{
     event::{Attempt, ConnectionKind, FaultStep},
-    log::front_attempts,
+    log::attempts_at_tested_address,
     stamp::Stamp,
 };
 use crate::run::processes::{Error, has_faketime, instance_spec::InstanceSpec};
-use crate::testbed::simulated::HANDSHAKE;
+use crate::testbed::simulated::HANDSHAKE_TIMEOUT;
 use nix::unistd::Pid;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout_at};
 
-/// Time limit for a hanging apiserver. The accepted requests must be answered before they count as
-/// lost, and no TLS handshake may time out.
+/// Longest time for which an apiserver hangs. After it, accepted requests can still be answered
+/// before they count as lost, and no TLS handshake has timed out.
 pub(super) const LONGEST_HANG: Duration = Duration::from_secs(11);
-const _: () = assert!(LONGEST_HANG.as_secs() < HANDSHAKE.as_secs());
+const _: () = assert!(LONGEST_HANG.as_secs() < HANDSHAKE_TIMEOUT.as_secs());
 
-/// Longest wait in a rehearsal without faults.
-const CALM: Duration = Duration::from_secs(1);
+/// Longest wait that counts as calm: no wait is longer in a rehearsal without faults.
+const USUAL_WAIT: Duration = Duration::from_secs(1);
 
-/// Time without free descriptors, or with a wrong clock.
-const STARVED: Duration = Duration::from_secs(3);
+/// Time for which a shim has no free descriptor, or a wrong clock.
+const FAULT_DURATION: Duration = Duration::from_secs(3);
 
 /// Largest jump of the clock, in seconds.
-const DAY: i64 = 24 * 60 * 60;
+const CLOCK_JUMP_SECONDS: i64 = 24 * 60 * 60;
 
 /// Time that a shim hangs after its lease has expired.
 const BEYOND_LEASE: Duration = Duration::from_secs(3);
@@ -47,50 +47,50 @@ impl Play<'_> {
         let new = super::failing_instance(self.session.plan, fault);
         let alone = self.session.via == Via::None;
         if alone {
-            self.print(&format!("stop {}", old.name));
-            self.stop(old).await;
+            self.print_progress(&format!("stop {}", old.name));
+            self.stop_instance(old).await;
         }
         let standby = if alone {
             Standby::Nothing
         } else {
             Standby::Sibling
         };
-        let place = self.inject(fault, &new.name, standby);
-        self.print(&format!("fault {fault}: start {}", new.name));
+        let place = self.log_fault_begin(fault, &new.name, standby);
+        self.print_progress(&format!("fault {fault}: start {}", new.name));
         let timing = &self.session.plan.timing;
         let patience = Instant::now()
             + match fault {
-                // The instance ends at once, and the script waits for that end.
+                // The flag makes the instance exit at once. The script waits for that exit.
                 Fault::BadFlag => timing.ready_within,
-                _ => timing.speedup.of(timing.failing),
+                _ => timing.speedup.shorten(timing.failing),
             };
         // `start` may never return, because a proxy waits for the port of the faulty instance. So
         // the wait has a limit, and a failed start is ignored.
-        let started = timeout_at(patience, self.processes.start(&new, false)).await;
+        let started = timeout_at(patience, self.processes.start_instance(&new, false)).await;
         if let Ok(Err(error @ Error::Unavailable(_))) = started {
             return Err(error);
         }
         while Instant::now() < patience
             && (fault != Fault::BadFlag || self.processes.exit_status(&new.name).is_none())
         {
-            sleep(POLL).await;
+            sleep(POLL_INTERVAL).await;
         }
         let why = match self.describe_end(&new.name).await {
             Some(end) => end,
             None => match self.processes.check_joined(&new.name).await {
-                Ok(_) => "it reports that it is ready".into(),
+                Ok(_) => "the instance reports that it is ready".into(),
                 Err(why) => why,
             },
         };
-        self.print(&format!("{} does not serve: {why}", new.name));
-        self.session.step(place, FaultStep::Seen(why));
-        self.settle().await;
-        // The exit status does not matter.
+        self.print_progress(&format!("{} does not serve: {why}", new.name));
+        self.session.record_fault_step(place, FaultStep::Seen(why));
+        self.wait_to_settle().await;
+        // A version that cannot serve may exit with any status.
         self.processes
-            .stop(&new.name, self.session.plan.timing.grace)
+            .stop_instance(&new.name, self.session.plan.timing.grace)
             .await;
         if alone {
-            self.start(old).await?;
+            self.start_instance(old).await?;
             self.wait_until_joined(old).await?;
         }
         self.log_fault_end(place);
@@ -101,8 +101,8 @@ impl Play<'_> {
     pub(super) async fn describe_end(&mut self, name: &str) -> Option<String> {
         let status = self.processes.exit_status(name)?;
         Some(format!(
-            "it ended with {status}; its last line of log:\n{}",
-            self.processes.last_words(name).await
+            "the instance ended with {status}; the last line of its log:\n{}",
+            self.processes.last_log_lines(name).await
         ))
     }
 
@@ -123,27 +123,27 @@ impl Play<'_> {
         let via = self.session.via;
         let lacks = match fault {
             _ if fault.needs_a_bridge() => Some("bridge"),
-            _ if fault.is_of_shims() && via != Via::Berth => Some("shim"),
+            _ if fault.harms_shims() && via != Via::Berth => Some("shim"),
             _ if fault.needs_a_shim() && self.processes.layout.relay_role().is_none() => {
                 Some("relay")
             }
             _ => None,
         };
         if let Some(what) = lacks {
-            self.print(&format!("fault {fault}: {via} has no {what}, skipped"));
+            self.print_progress(&format!("fault {fault}: {via} has no {what}, skipped"));
             return Ok(());
         }
         let target = match fault {
-            Fault::CrashAfterReady | Fault::Hang => self.processes.apiserver(name),
-            _ => self.processes.relay(name),
+            Fault::CrashAfterReady | Fault::Hang => self.processes.apiserver_pid(name),
+            _ => self.processes.relay_pid(name),
         };
         let Some(target) = target else {
             self.session
-                .trouble(format!("{name} had ended before {fault} could happen"));
+                .record_trouble(format!("{name} had ended before {fault} could happen"));
             return Ok(());
         };
         if fault == Fault::ClockJump && !has_faketime(target) {
-            self.print(&format!(
+            self.print_progress(&format!(
                 "fault {fault}: libfaketime is not installed, or berth is a static binary: skipped"
             ));
             return Ok(());
@@ -158,7 +158,7 @@ impl Play<'_> {
         } else {
             Standby::Sibling
         };
-        self.print(&format!("fault {fault} at {name}"));
+        self.print_progress(&format!("fault {fault} at {name}"));
         let has = match fault {
             // The apiserver of a unit ends with the shim, so all of its connections end.
             Fault::KillShim if self.processes.layout.topology == Topology::Run => None,
@@ -170,60 +170,66 @@ impl Play<'_> {
                 .map(|status| status.connections_open),
             _ => None,
         };
-        let place = self.inject(fault, name, standby);
+        let place = self.log_fault_begin(fault, name, standby);
         has.into_iter()
-            .for_each(|has| self.session.step(place, FaultStep::Has(has)));
+            .for_each(|has| self.session.record_fault_step(place, FaultStep::Has(has)));
         match fault {
-            Fault::Hang => self.hang(name, target, place).await,
+            Fault::Hang => self.hang_apiserver(name, target, place).await,
             Fault::HangShim => self.hang_beyond_lease(target).await,
             Fault::NoDescriptors => {
                 let limit = async |starved| {
                     let limited = self.processes.limit_files(target, starved).await;
-                    limited.map_err(Error::unavailable("cannot limit a shim's descriptors"))
+                    limited.map_err(Error::unavailable_error(
+                        "cannot limit a shim's descriptors",
+                    ))
                 };
                 limit(true).await?;
-                sleep(STARVED).await;
+                sleep(FAULT_DURATION).await;
                 limit(false).await?;
             }
             Fault::ClockJump => {
                 let jump = |seconds| {
                     self.processes
                         .set_clock(seconds)
-                        .map_err(Error::unavailable("cannot set the shims' clock"))
+                        .map_err(Error::unavailable_error("cannot set the shims' clock"))
                 };
                 jump(
                     fastrand::Rng::with_seed(
                         self.session.plan.load.seed.wrapping_add(place as u64),
                     )
-                    .i64(-DAY..=DAY),
+                    .i64(-CLOCK_JUMP_SECONDS..=CLOCK_JUMP_SECONDS),
                 )?;
-                sleep(STARVED).await;
+                sleep(FAULT_DURATION).await;
                 jump(0)?;
             }
             _ => {
-                self.processes.kill(name, target).await;
-                self.processes.open()?;
-                self.processes.start(hit, true).await?;
+                self.processes.kill_process(name, target).await;
+                self.processes.start_node_shim()?;
+                self.processes.start_instance(hit, true).await?;
             }
         }
         self.wait_until_joined(hit).await?;
         self.log_fault_end(place);
-        self.wait_until_calm().await;
+        self.wait_until_clients_are_served().await;
         Ok(())
     }
 
     /// Waits until clients are served as before, so that a loss is attributed to the right fault.
-    pub(super) async fn wait_until_calm(&self) {
-        let deadline = Instant::now() + UNANSWERED;
-        self.settle().await;
+    pub(super) async fn wait_until_clients_are_served(&self) {
+        let deadline = Instant::now() + ANSWER_TIMEOUT;
+        self.wait_to_settle().await;
         while Instant::now() < deadline {
             let since = Stamp::now();
-            sleep(self.session.plan.timing.speedup.of(POLL * 10)).await;
+            sleep(self.session.plan.timing.speedup.shorten(POLL_INTERVAL * 10)).await;
             let (served, slow) = self.session.recorder.read(|log| {
-                let lately = || front_attempts(log).rev().take_while(|a| a.done >= since);
+                let lately = || {
+                    attempts_at_tested_address(log)
+                        .rev()
+                        .take_while(|a| a.done >= since)
+                };
                 (
                     lately().count(),
-                    lately().any(|a| a.done.since(a.due) > CALM),
+                    lately().any(|a| a.done.since(a.due) > USUAL_WAIT),
                 )
             });
             if served > 0 && !slow {
@@ -234,27 +240,27 @@ impl Play<'_> {
 
     /// Stops an apiserver with SIGSTOP until its shim has noticed, and a little longer. Without a
     /// shim, the apiserver is stopped for the longest time, [`LONGEST_HANG`].
-    pub(super) async fn hang(&mut self, name: &str, apiserver: Pid, place: usize) {
+    pub(super) async fn hang_apiserver(&mut self, name: &str, apiserver: Pid, place: usize) {
         self.processes.freeze(apiserver);
         let deadline = Instant::now() + LONGEST_HANG;
         while Instant::now() < deadline {
-            if self.processes.is_missed(name).await {
+            if self.processes.is_unreachable(name).await {
                 let noticed = Stamp::now();
-                self.session.step(place, FaultStep::Noticed);
+                self.session.record_fault_step(place, FaultStep::Noticed);
                 sleep(SETTLE).await;
                 // Wait until the other instance has answered a new connection.
                 let since = |a: &Attempt| a.kind == ConnectionKind::New && a.due > noticed;
                 let seen = || {
                     self.session
                         .recorder
-                        .read(|log| front_attempts(log).rev().any(since))
+                        .read(|log| attempts_at_tested_address(log).rev().any(since))
                 };
                 while Instant::now() < deadline && !seen() {
-                    sleep(POLL).await;
+                    sleep(POLL_INTERVAL).await;
                 }
                 break;
             }
-            sleep(POLL).await;
+            sleep(POLL_INTERVAL).await;
         }
         self.processes.thaw();
     }
@@ -262,16 +268,16 @@ impl Play<'_> {
     /// Stops a shim with SIGSTOP for longer than its lease.
     pub(super) async fn hang_beyond_lease(&mut self, shim: Pid) {
         self.processes.freeze(shim);
-        sleep(LEASE + BEYOND_LEASE).await;
+        sleep(LEASE_DURATION + BEYOND_LEASE).await;
         self.processes.thaw();
     }
 
     /// Logs a fault and returns its number.
-    pub(super) fn inject(&self, fault: Fault, instance: &str, standby: Standby) -> usize {
-        self.session.recorder.inject(instance, fault, standby)
+    pub(super) fn log_fault_begin(&self, fault: Fault, instance: &str, standby: Standby) -> usize {
+        self.session.recorder.add_fault(instance, fault, standby)
     }
 
     pub(super) fn log_fault_end(&self, place: usize) {
-        self.session.step(place, FaultStep::Over);
+        self.session.record_fault_step(place, FaultStep::Over);
     }
 }

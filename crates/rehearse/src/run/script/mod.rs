@@ -11,11 +11,11 @@ use super::processes::{
     self, Error, Processes, instance_spec::InstanceSpec, layout::Role, settings::Settings,
 };
 use super::session::Session;
-use crate::config::{Plan, UNANSWERED, Via, fault::Fault};
-use crate::load::{self, Load, Target, grant};
+use crate::config::{ANSWER_TIMEOUT, Plan, Via, fault::Fault};
+use crate::load::{self, Load, Target, grant_client_rights};
 use crate::record::{
     event::{Answer, Attempt, Event, EventKind, Failure},
-    log::front_attempts,
+    log::attempts_at_tested_address,
     stamp::Stamp,
     verdict::{NEW, OLD},
 };
@@ -29,13 +29,13 @@ use tokio::time::{Instant, sleep, timeout};
 
 /// Time limit for the address in the Service `kubernetes`. kube-apiserver's reconciler restores the
 /// survivor's address within ten seconds.
-const SERVICE_BACK_WITHIN: Duration = Duration::from_secs(30);
+const SERVICE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Duration of the load after a fault, before the next step.
 const SETTLE: Duration = Duration::from_millis(1500);
 
 /// Time between two polls.
-const POLL: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Runs the script. The log then has the events of clients and instances.
 pub(crate) async fn play_script(
@@ -45,12 +45,12 @@ pub(crate) async fn play_script(
     let Session {
         plan, ref recorder, ..
     } = *session;
-    let path = processes.settings.store();
+    let path = processes.settings.store_path();
     let what = format!(
-        "cannot make the socket {} (TMPDIR names another place)",
+        "cannot make the socket {} (set TMPDIR to use another directory)",
         path.display()
     );
-    let socket = UnixListener::bind(&path).map_err(Error::unavailable(what))?;
+    let socket = UnixListener::bind(&path).map_err(Error::unavailable_error(what))?;
     // The tasks are aborted if this future is dropped.
     let mut background = JoinSet::new();
     background.spawn(store::serve(
@@ -59,14 +59,16 @@ pub(crate) async fn play_script(
         Arc::clone(recorder),
     ));
     if plan.etcd.is_none() && !plan.old.is_simulated() {
-        session.print("--etcd-servers is given: what this rehearsal writes stays there");
+        session.print_progress(
+            "--etcd-servers is given: the objects of this rehearsal stay in that etcd",
+        );
     }
     processes.start_etcd().await?;
     let monitor = Monitor::new(&processes.settings);
     let service = (plan.netns && !plan.old.is_simulated())
         .then(|| background.spawn(monitor.clone().watch_service(Arc::clone(recorder))));
     if service.is_none() && !plan.old.is_simulated() {
-        session.print("the Service kubernetes is not observed: no loopback address can be in it (see --netns)");
+        session.print_progress("the Service kubernetes is not observed, since no loopback address can be in the Service (see --netns)");
     }
     let mut play = Play {
         session,
@@ -74,16 +76,16 @@ pub(crate) async fn play_script(
         monitor,
     };
 
-    play.processes.open()?;
+    play.processes.start_node_shim()?;
     let old = instance_after(plan, 0);
-    play.start(&old).await?;
+    play.start_instance(&old).await?;
     play.wait_until_joined(&old).await?;
-    play.check_first(&old).await?;
+    play.wait_for_first_instance(&old).await?;
     if service.is_some() {
         play.wait_for_service().await;
     }
     if !plan.old.is_simulated() {
-        grant(
+        grant_client_rights(
             play.processes.settings.address,
             &play.processes.settings.certs,
         )
@@ -119,8 +121,8 @@ pub(crate) async fn play_script(
         service.abort();
     }
     finish_load(load, session).await;
-    play.print(&format!("load ended, stop {}", old.name));
-    play.stop(&old).await;
+    play.print_progress(&format!("load ended, stop {}", old.name));
+    play.stop_instance(&old).await;
     Ok(())
 }
 
@@ -130,7 +132,7 @@ async fn start_load(session: &Session<'_>, processes: &Processes) -> Result<Load
         plan, ref recorder, ..
     } = *session;
     let load = &plan.load;
-    session.print(&format!(
+    session.print_progress(&format!(
         "load: {} new connections a second, {} kept connections, {} watches, seed {}",
         load.rate, load.clients, load.watches, load.seed
     ));
@@ -154,8 +156,9 @@ fn watch_gates(session: &Session<'_>, settings: &Settings, background: &mut Join
 }
 
 fn make_target(settings: &Settings) -> Result<Target, Error> {
-    Target::new(settings.address, &settings.certs)
-        .map_err(Error::unavailable("cannot use the certificates just made"))
+    Target::new(settings.address, &settings.certs).map_err(Error::unavailable_error(
+        "cannot use the certificates just made",
+    ))
 }
 
 /// Runs the storm if the plan has one and there was none yet. Returns when every client of the
@@ -169,17 +172,18 @@ async fn run_storm(session: &Session<'_>, settings: &Settings) -> Result<(), Err
     if clients == 0 || recorder.read(began) {
         return Ok(());
     }
-    session.print(&format!("storm: {clients} clients come at once"));
+    session.print_progress(&format!("storm: {clients} clients come at once"));
     let (began, mut served) = (Instant::now(), 0);
     recorder.add("", EventKind::StormBegan(clients));
-    let mut storm = load::StormClients::start(clients, &make_target(settings)?)
-        .map_err(Error::unavailable("no thread for the storm's clients"))?;
+    let mut storm = load::StormClients::start(clients, &make_target(settings)?).map_err(
+        Error::unavailable_error("cannot start a thread for the storm's clients"),
+    )?;
     while let Some((at, answer)) = storm.tries.recv().await {
         served += u32::from(matches!(answer, Answer::Good { .. }));
         recorder.add_at(at, "", EventKind::StormTry(answer));
     }
     recorder.add("", EventKind::StormEnded);
-    session.print(&format!(
+    session.print_progress(&format!(
         "{served} of the storm's clients were served, within {:.1?}",
         began.elapsed()
     ));
@@ -189,7 +193,7 @@ async fn run_storm(session: &Session<'_>, settings: &Settings) -> Result<(), Err
 async fn finish_load(load: Load, session: &Session<'_>) {
     session.recorder.add("", EventKind::LoadEnded);
     if let Err(broken) = load.finish().await {
-        session.trouble(broken);
+        session.record_trouble(broken);
     }
 }
 
@@ -240,13 +244,13 @@ struct Play<'a> {
 }
 
 impl Play<'_> {
-    fn print(&self, what: &str) {
-        self.session.print(what);
+    fn print_progress(&self, what: &str) {
+        self.session.print_progress(what);
     }
 
-    /// Lets the load run after a fault.
-    async fn settle(&self) {
-        sleep(self.session.plan.timing.speedup.of(SETTLE)).await;
+    /// Lets the load go on for [`SETTLE`] after a fault.
+    async fn wait_to_settle(&self) {
+        sleep(self.session.plan.timing.speedup.shorten(SETTLE)).await;
     }
 
     async fn run_storm(&self) -> Result<(), Error> {
@@ -291,15 +295,15 @@ impl Play<'_> {
         let alone = self.session.via == Via::None;
         if alone {
             // Without port sharing, only one instance at a time can listen on the port.
-            self.print(&format!("stop {}", old.name));
-            self.stop(old).await;
-            self.wait_for_refusal().await;
+            self.print_progress(&format!("stop {}", old.name));
+            self.stop_instance(old).await;
+            self.wait_until_client_is_refused().await;
         }
-        self.start(new).await?;
+        self.start_instance(new).await?;
         self.wait_until_joined(new).await?;
         if alone {
             let took = self.wait_until_ready(new).await?;
-            self.print(&format!("{} is ready after {took:.1?}", new.name));
+            self.print_progress(&format!("{} is ready after {took:.1?}", new.name));
         } else {
             sleep(self.session.plan.timing.settle).await;
         }
@@ -307,8 +311,8 @@ impl Play<'_> {
             self.inject_fault(old, new, *fault).await?;
         }
         if !alone {
-            self.print(&format!("stop {}", old.name));
-            self.stop(old).await;
+            self.print_progress(&format!("stop {}", old.name));
+            self.stop_instance(old).await;
         }
         self.check_version(new).await;
         Ok(())
@@ -316,23 +320,23 @@ impl Play<'_> {
 
     /// Waits until a client was refused. Without this wait, an apiserver that starts again between
     /// the connections of two clients would show no loss.
-    async fn wait_for_refusal(&self) {
-        let (gone, deadline) = (Stamp::now(), Instant::now() + UNANSWERED);
+    async fn wait_until_client_is_refused(&self) {
+        let (gone, deadline) = (Stamp::now(), Instant::now() + ANSWER_TIMEOUT);
         let refused = |a: &Attempt| a.done >= gone && a.answer == Answer::Failed(Failure::Refused);
         let seen = || {
             self.session
                 .recorder
-                .read(|log| front_attempts(log).rev().any(refused))
+                .read(|log| attempts_at_tested_address(log).rev().any(refused))
         };
         while Instant::now() < deadline && !seen() {
-            sleep(POLL / 10).await;
+            sleep(POLL_INTERVAL / 10).await;
         }
     }
 
     /// Waits until the first instance is ready, because with some ways "joined" means only that the
     /// instance listens. The load begins later, so that no loss during this first start counts as a
     /// loss of an upgrade.
-    async fn check_first(&mut self, old: &InstanceSpec) -> Result<(), Error> {
+    async fn wait_for_first_instance(&mut self, old: &InstanceSpec) -> Result<(), Error> {
         self.wait_until_ready(old).await?;
         self.check_version(old).await;
         Ok(())
@@ -352,12 +356,12 @@ impl Play<'_> {
 
     async fn wait_for_service(&self) {
         let own = self.processes.settings.address.ip();
-        if timeout(SERVICE_BACK_WITHIN, self.monitor.wait_for_address(own))
+        if timeout(SERVICE_TIMEOUT, self.monitor.wait_for_address(own))
             .await
             .is_err()
         {
-            self.session.trouble(format!(
-                "the Service kubernetes was empty for {SERVICE_BACK_WITHIN:?} and more"
+            self.session.record_trouble(format!(
+                "the Service kubernetes was empty for {SERVICE_TIMEOUT:?} and more"
             ));
         }
     }
@@ -369,14 +373,14 @@ impl Play<'_> {
         let version = loop {
             match self.monitor.version().await {
                 // The answer may be late on a busy machine.
-                Err(_) if Instant::now() < deadline => sleep(POLL).await,
+                Err(_) if Instant::now() < deadline => sleep(POLL_INTERVAL).await,
                 version => break version,
             }
         };
         let trouble = match version {
             Ok(version) if version == *expected => None,
             Ok(version) => Some(format!(
-                "{name} should be {expected}, and its /version is {version}"
+                "{name} should have version {expected}, but its /version reports {version}"
             )),
             Err(why) => Some(format!("{name} did not report its version: {why}")),
         };
@@ -385,16 +389,16 @@ impl Play<'_> {
                 .session
                 .recorder
                 .add(name, EventKind::Version(expected.clone())),
-            Some(trouble) => self.session.trouble(trouble),
+            Some(trouble) => self.session.record_trouble(trouble),
         }
     }
 
-    async fn start(&mut self, instance: &InstanceSpec) -> Result<(), Error> {
-        self.print(&format!(
+    async fn start_instance(&mut self, instance: &InstanceSpec) -> Result<(), Error> {
+        self.print_progress(&format!(
             "start {} behind {}",
             instance.name, self.processes.settings.address
         ));
-        self.processes.start(instance, true).await
+        self.processes.start_instance(instance, true).await
     }
 
     async fn wait_until_joined(&mut self, instance: &InstanceSpec) -> Result<(), Error> {
@@ -408,7 +412,7 @@ impl Play<'_> {
         } else {
             "listens"
         };
-        self.print(&format!("{} {what} after {took:.1?}", instance.name));
+        self.print_progress(&format!("{} {what} after {took:.1?}", instance.name));
         if let Some(way) = way {
             self.session.log_note(&format!(
                 "--pass {}: {way}",
@@ -419,24 +423,24 @@ impl Play<'_> {
     }
 
     /// Stops an instance and logs unexpected behaviour.
-    async fn stop(&mut self, instance: &InstanceSpec) {
+    async fn stop_instance(&mut self, instance: &InstanceSpec) {
         let (name, began) = (&instance.name, Instant::now());
         let stopped = self
             .processes
-            .stop(name, self.session.plan.timing.grace)
+            .stop_instance(name, self.session.plan.timing.grace)
             .await;
         let serves = |role: &Role| matches!(role, Role::Apiserver | Role::Unit);
         if !instance.apiserver.is_simulated() && stopped.killed.iter().any(serves) {
             let grace = humantime::format_duration(self.session.plan.timing.grace);
             let note = format!(
-                "{name} was still there {grace} after SIGTERM and was killed, as a kubelet does: kube-apiserver waits up \
-                 to a minute for watches, unless --shutdown-watch-termination-grace-period ends them before"
+                "{name} still ran {grace} after SIGTERM and was killed, as a kubelet does: kube-apiserver waits up \
+                 to a minute for watches, unless --shutdown-watch-termination-grace-period ends the watches earlier"
             );
             return self.session.log_note(&note);
         }
         let trouble = match stopped.status {
             _ if !stopped.killed.is_empty() => Some(format!(
-                "{name} was still there {:?} after SIGTERM and had to be killed",
+                "{name} still ran {:?} after SIGTERM and had to be killed",
                 self.session.plan.timing.grace
             )),
             Some(status) if stopped.early => {
@@ -446,11 +450,11 @@ impl Play<'_> {
             _ => None,
         };
         match trouble {
-            None => self.print(&format!("{name} is gone after {:.1?}", began.elapsed())),
+            None => self.print_progress(&format!("{name} is gone after {:.1?}", began.elapsed())),
             Some(trouble) => {
                 let log = self.processes.log(name).await;
-                self.print(&format!("{trouble}; its last lines of log:\n{log}"));
-                self.session.trouble(trouble);
+                self.print_progress(&format!("{trouble}; its last lines of log:\n{log}"));
+                self.session.record_trouble(trouble);
             }
         }
     }

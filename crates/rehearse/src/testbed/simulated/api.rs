@@ -6,7 +6,7 @@ use super::objects::{self, ObjectKind, failure_response};
 use super::request::{Query, Resource};
 use super::server::Server;
 use super::store_client::unexpected_reply;
-use super::watch::{self, Ending, Wanted};
+use super::watch::{self, WatchEnding, WatchFilter};
 use crate::testbed::store::wire::{Call, Reason, Reply};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
@@ -40,10 +40,10 @@ pub(super) async fn handle_request(
     };
     let rejected = under_way.is_none() && !watch && !resource.is_probe();
     let mut response = if rejected {
-        connection.reject();
+        connection.close_after_rejected_request();
         reject_request(server, version)
     } else {
-        Asked {
+        ReceivedRequest {
             server,
             connection: &connection,
             resource,
@@ -78,22 +78,22 @@ fn reject_request(server: &Server, version: Version) -> Response<Payload> {
     response
 }
 
-/// A request with the server's state.
-struct Asked<'a> {
+/// A parsed request, with everything that is needed to answer it.
+struct ReceivedRequest<'a> {
     server: &'a Server,
     connection: &'a Arc<Connection>,
     resource: Resource,
     query: Result<Query, String>,
 }
 
-impl Asked<'_> {
+impl ReceivedRequest<'_> {
     async fn answer(self, request: Request<Incoming>) -> Response<Payload> {
         let server = self.server;
         let flags = &server.flags;
         if !flags.anonymous_auth && !self.connection.known {
             return failure_response(StatusCode::UNAUTHORIZED, "Unauthorized", "Unauthorized", "");
         }
-        if !server.has_roles() && !self.resource.is_probe() {
+        if !server.has_rbac_roles() && !self.resource.is_probe() {
             return failure_response(
                 StatusCode::FORBIDDEN,
                 "Forbidden",
@@ -111,7 +111,9 @@ impl Asked<'_> {
                     "",
                 );
             }
-            Resource::List { .. } | Resource::Map { .. } => return self.maps(request).await,
+            Resource::List { .. } | Resource::Map { .. } => {
+                return self.answer_configmaps(request).await;
+            }
             _ if !reads => return not_allowed(),
             Resource::Live => return objects::text_response(StatusCode::OK, "ok"),
             Resource::Ready if server.life.is_ready() => {
@@ -131,7 +133,7 @@ impl Asked<'_> {
         objects::json_response(StatusCode::OK, &fixed)
     }
 
-    async fn maps(self, request: Request<Incoming>) -> Response<Payload> {
+    async fn answer_configmaps(self, request: Request<Incoming>) -> Response<Payload> {
         let name = match &self.resource {
             Resource::Map { name, .. } => name.clone(),
             _ => String::new(),
@@ -144,7 +146,7 @@ impl Asked<'_> {
                 list_or_watch(
                     self.server,
                     self.connection,
-                    Wanted { kind, namespace },
+                    WatchFilter { kind, namespace },
                     &query,
                 )
                 .await
@@ -194,7 +196,7 @@ fn internal_error(why: &str) -> Response<Payload> {
 async fn list_or_watch(
     server: &Server,
     connection: &Arc<Connection>,
-    wanted: Wanted,
+    wanted: WatchFilter,
     query: &Query,
 ) -> io::Result<Response<Payload>> {
     if !query.watch {
@@ -213,7 +215,7 @@ async fn list_or_watch(
     } else {
         f64::from(getrandom::u32().unwrap_or(0)) / f64::from(u32::MAX)
     };
-    let ending = Ending {
+    let ending = WatchEnding {
         life: server.life.clone(),
         after: grace.mul_f64(share),
         connection: Arc::clone(connection),
@@ -292,7 +294,7 @@ async fn create_object(
     ))
 }
 
-/// The answer with an object, or with the error.
+/// Turns the store's reply into an answer: the object with the status `good`, or an error.
 fn object_answer(reply: Reply, good: StatusCode, name: &str) -> Response<Payload> {
     match reply {
         Reply::Object { object } => objects::json_response(good, &object),
@@ -314,8 +316,8 @@ fn object_answer(reply: Reply, good: StatusCode, name: &str) -> Response<Payload
     }
 }
 
-/// The answer to a DELETE. The answer has no object, because nothing (such as a finalizer) delays
-/// the deletion.
+/// The answer to a DELETE: a `Status` instead of the object, because nothing (such as a finalizer)
+/// delays the deletion.
 fn delete_answer(reply: Reply) -> Response<Payload> {
     match reply {
         Reply::Object { object } => {

@@ -10,15 +10,15 @@ use std::task::{Context, Poll};
 use tokio::sync::mpsc;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-/// The content of a body.
+/// The content of an answer: all bytes at once, or the lines of a watch as they arrive.
 #[derive(Debug)]
 pub(super) enum Payload {
     Whole(Bytes),
-    /// Lines, until the sender is dropped.
+    /// The lines of a watch, which end when the sender is dropped.
     Lines(mpsc::Receiver<Bytes>),
 }
 
-/// A [`Payload`] in transmission.
+/// A [`Payload`] that is being sent on a connection.
 #[derive(Debug)]
 pub(super) struct Body {
     payload: Payload,
@@ -81,7 +81,7 @@ impl HttpBody for Body {
 impl Drop for Body {
     fn drop(&mut self) {
         if !self.finished {
-            self.connection.count_unfinished();
+            self.connection.count_unfinished_answer();
         }
     }
 }

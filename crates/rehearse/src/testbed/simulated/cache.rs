@@ -33,7 +33,8 @@ impl Cache {
             loop {
                 match source.next().await {
                     Ok(Reply::Change(change)) => cache.log.add(change),
-                    // The log already contains all earlier changes.
+                    // The store sends a revision after all changes up to that revision, so these
+                    // changes are in the log already.
                     Ok(Reply::Progress { revision }) => cache.progress.store(revision, Relaxed),
                     Ok(other) => {
                         return tracing::warn!(error = %unexpected_reply(&other), "the store is lost");
@@ -47,7 +48,7 @@ impl Cache {
 
     /// Returns the revision up to which the log is complete, according to the store's progress
     /// notifications.
-    pub(super) fn progress(&self) -> u64 {
+    pub(super) fn progress_revision(&self) -> u64 {
         self.progress.load(Relaxed)
     }
 }

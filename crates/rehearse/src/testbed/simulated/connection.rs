@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 /// Length limit of a stream name.
 const LONGEST_NAME: usize = 128;
 
-/// The state of a connection.
+/// The instance's knowledge of a connection, to report who ended the connection.
 #[derive(Debug)]
 pub(super) struct Connection {
     peer: SocketAddr,
@@ -23,7 +23,7 @@ pub(super) struct Connection {
     stream: OnceLock<StreamId>,
     /// Cancelled at the first request.
     pub(super) used: CancellationToken,
-    /// Cancelled when the connection should be closed after its requests in flight.
+    /// Cancelled to have the connection closed when its requests in flight are answered.
     pub(super) close: CancellationToken,
     /// When the instance began to close the connection.
     ending: OnceLock<Stamp>,
@@ -59,20 +59,20 @@ impl Connection {
     }
 
     /// Notes that the instance begins to close the connection.
-    pub(super) fn begin_end(&self) {
+    pub(super) fn record_closing(&self) {
         let _ = self.ending.set(Stamp::now());
     }
 
     /// Counts an answer that could not be sent completely.
-    pub(super) fn count_unfinished(&self) {
+    pub(super) fn count_unfinished_answer(&self) {
         self.unfinished.fetch_add(1, Relaxed);
     }
 
-    /// Counts a request that was rejected because of the shutdown. The answer itself may end the
-    /// connection (`Connection: close`) before the connection counts as closing.
-    pub(super) fn reject(&self) {
+    /// Counts a request that was rejected because of the shutdown. Closing begins here, because the
+    /// rejecting answer may itself end the connection (`Connection: close`).
+    pub(super) fn close_after_rejected_request(&self) {
         self.rejected.fetch_add(1, Relaxed);
-        self.begin_end();
+        self.record_closing();
         self.close.cancel();
     }
 
@@ -123,9 +123,9 @@ mod tests {
         let ended = |c: &Connection| c.report().unwrap().by;
         assert_eq!(ended(&connection("a")), EndedBy::Peer);
         let shutting = connection("a");
-        shutting.begin_end();
+        shutting.record_closing();
         assert_eq!(ended(&shutting), EndedBy::Instance);
-        shutting.count_unfinished();
+        shutting.count_unfinished_answer();
         assert_eq!(ended(&shutting), EndedBy::PeerEarly);
         assert_eq!(shutting.report_abandoned().unwrap().by, EndedBy::Instance);
     }
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn a_rejected_request_ends_the_connection() {
         let connection = connection("a");
-        connection.reject();
+        connection.close_after_rejected_request();
         let report = connection.report().unwrap();
         assert_eq!((report.by, report.rejected), (EndedBy::Instance, 1));
     }

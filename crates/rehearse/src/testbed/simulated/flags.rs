@@ -4,7 +4,7 @@
 //! counts as `-` in names, a boolean takes a value only after `=`, the last value wins, and the
 //! first mistake ends the process.
 
-use crate::testbed::store::HISTORY;
+use crate::testbed::store::HISTORY_LENGTH;
 use berth_exec::args;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
@@ -44,7 +44,7 @@ pub(super) struct Flags {
     pub(super) version: String,
     /// Time from listening to a `/readyz` of 200.
     pub(super) start_delay: Duration,
-    /// Number of changes in the watch cache.
+    /// Largest number of changes in the watch cache.
     pub(super) watch_cache_size: usize,
     /// Time between two bookmarks of a watch.
     pub(super) bookmark_period: Duration,
@@ -69,7 +69,7 @@ impl Default for Flags {
             bridge_name: None,
             version: "v1.33.0".into(),
             start_delay: Duration::ZERO,
-            watch_cache_size: HISTORY,
+            watch_cache_size: HISTORY_LENGTH,
             bookmark_period: BOOKMARK_PERIOD,
         }
     }
@@ -112,14 +112,14 @@ impl Flags {
                     .next()
                     .ok_or_else(|| format!("flag needs an argument: --{name}"))?,
             };
-            flags.set(&known, name, value)?;
+            flags.set_flag(&known, name, value)?;
         }
         if !positional.is_empty() {
             return Err(format!(
                 "\"kube-apiserver\" does not take any arguments, got {positional:?}"
             ));
         }
-        flags.check()
+        flags.check_flags()
     }
 }
 
@@ -154,7 +154,7 @@ const FLAGS: [&str; 19] = [
 ];
 
 impl Flags {
-    fn set(&mut self, known: &str, name: &str, value: &str) -> Result<(), String> {
+    fn set_flag(&mut self, known: &str, name: &str, value: &str) -> Result<(), String> {
         let invalid =
             |why: String| format!("invalid argument {value:?} for \"--{name}\" flag: {why}");
         let ip = || {
@@ -220,7 +220,7 @@ impl Flags {
         Ok(())
     }
 
-    fn check(mut self) -> Result<Self, String> {
+    fn check_flags(mut self) -> Result<Self, String> {
         let mut errors = Vec::new();
         if self.store.as_os_str().is_empty() {
             errors.push(
@@ -232,7 +232,7 @@ impl Flags {
             || self.tls_private_key_file.as_os_str().is_empty()
         {
             errors.push(
-                "--tls-cert-file and --tls-private-key-file must be specified: a simulated apiserver makes none".into(),
+                "--tls-cert-file and --tls-private-key-file must be specified: a simulated apiserver makes no certificate".into(),
             );
         }
         if self.secure_port == 0 {
@@ -244,8 +244,8 @@ impl Flags {
             1 => return Err(errors.remove(0)),
             _ => return Err(format!("[{}]", errors.join(", "))),
         }
-        // A bridge changes the address in its copy of the flags, but no unknown flag. So the
-        // address tells the copy apart.
+        // A bridge copies the flags of the running apiserver and changes only flags that it knows,
+        // such as the address. So a loopback address shows that this process is the copy.
         if let Some(name) = self
             .bridge_name
             .take()

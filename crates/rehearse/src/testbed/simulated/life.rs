@@ -8,20 +8,22 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 /// Time that connections wait in the queue of a new listener. kube-apiserver opens the listener
 /// with its configuration, and accepts when its APIs are installed. With a shared port, clients
 /// waited for 1.5 to 2.6 s (docs/measured.md).
-pub(super) const SERVES_AFTER: Duration = Duration::from_secs(2);
+pub(super) const SERVE_DELAY: Duration = Duration::from_secs(2);
 
-/// Time until RBAC knows its roles. Until then every request except health checks gets 403: in
-/// docs/measured.md 71 to 144 of some 50 a second, including those that waited.
-pub(super) const ROLES_AFTER: Duration = Duration::from_secs(3);
+/// Time until RBAC knows its roles. Until then every request except health checks gets 403. In
+/// docs/measured.md, at some 50 requests a second, 71 to 144 were lost on a shared port, most of
+/// them by a 403.
+pub(super) const ROLES_DELAY: Duration = Duration::from_secs(3);
 
 /// Time limit for requests after the end of listening (kube-apiserver's request timeout).
-pub(super) const DRAIN: Duration = Duration::from_secs(60);
+pub(super) const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Time limit for connections after the drain, if the server kept listening during the drain
 /// (`--shutdown-send-retry-after`).
-pub(super) const LINGER: Duration = Duration::from_secs(2);
+pub(super) const LINGER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The phases, in order. Each token is cancelled when its phase begins.
+/// The phases in the life of a simulated apiserver, in order. Each token is cancelled when its
+/// phase begins.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Life {
     /// `/readyz` may be 200.
@@ -66,7 +68,7 @@ impl Life {
         self.draining.cancel();
         if answer_meanwhile {
             self.requests.close();
-            let _ = tokio::time::timeout(DRAIN, self.requests.wait()).await;
+            let _ = tokio::time::timeout(DRAIN_TIMEOUT, self.requests.wait()).await;
         }
         self.closing.cancel();
     }

@@ -1,13 +1,13 @@
 //! Listener, TLS and connections of a simulated apiserver.
 //!
 //! A shutdown closes connections like Go's `http.Server.Shutdown`: idle ones at once, others after
-//! their requests in flight, HTTP/2 with GOAWAY. A connection without a request gets [`UNUSED`] to
-//! send one.
+//! their requests in flight, HTTP/2 with GOAWAY. A connection without a request gets
+//! [`UNUSED_TIMEOUT`] to send one.
 
 use super::api;
 use super::connection::Connection;
 use super::flags::Flags;
-use super::life::{Life, SERVES_AFTER};
+use super::life::{Life, SERVE_DELAY};
 use super::server::Server;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
@@ -26,23 +26,24 @@ use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 
 /// Time that a connection without a request outlives the listener (5 s in Go).
-const UNUSED: Duration = Duration::from_secs(5);
+const UNUSED_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Time limit for a TLS handshake: kube-apiserver's ReadHeaderTimeout, which limits the handshake
 /// in net/http.
-pub(crate) const HANDSHAKE: Duration = Duration::from_secs(32);
+pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(32);
 
 /// Pause after an accept error that may persist.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
-/// Accepts connections from when the instance serves until it closes. The listener is then closed
-/// with its queue, which the kernel resets, as with kube-apiserver.
+/// Accepts connections until the instance closes, at first after a pause of at most `SERVE_DELAY`.
+/// Then the listener is closed, and the kernel resets the connections in its queue, as with
+/// kube-apiserver.
 pub(super) async fn accept_connections(
     server: Arc<Server>,
     listener: TcpListener,
     tls: TlsAcceptor,
 ) {
-    let queued = tokio::time::sleep(SERVES_AFTER.min(server.flags.start_delay));
+    let queued = tokio::time::sleep(SERVE_DELAY.min(server.flags.start_delay));
     let _ = server.life.closing.run_until_cancelled(queued).await;
     let mut id = 0;
     loop {
@@ -79,7 +80,7 @@ async fn serve_connection(
 ) {
     let accepted = Instant::now();
     let _ = tcp.set_nodelay(true);
-    let tls = match tokio::time::timeout(HANDSHAKE, tls.accept(tcp)).await {
+    let tls = match tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.accept(tcp)).await {
         Ok(Ok(tls)) => tls,
         Ok(Err(error)) => return tracing::debug!(%peer, %error, "TLS handshake error"),
         Err(_) => return tracing::debug!(%peer, "TLS handshake took too long"),
@@ -93,19 +94,19 @@ async fn serve_connection(
         let (server, connection) = (Arc::clone(&server), Arc::clone(&connection));
         async move { Ok::<_, Infallible>(api::handle_request(&server, connection, request).await) }
     });
-    let close = time_to_close(&server.life, &connection, accepted, http2);
+    let close = wait_until_close_due(&server.life, &connection, accepted, http2);
     let io = TokioIo::new(tls);
     let result = if http2 {
         let served = pin!(http2::Builder::new(TokioExecutor::new()).serve_connection(io, service));
-        until_closed(served, close, |served| {
-            connection.begin_end();
+        serve_until_closed(served, close, |served| {
+            connection.record_closing();
             served.graceful_shutdown();
         })
         .await
     } else {
         let served = pin!(http1::Builder::new().serve_connection(io, service));
-        until_closed(served, close, |served| {
-            connection.begin_end();
+        serve_until_closed(served, close, |served| {
+            connection.record_closing();
             served.graceful_shutdown();
         })
         .await
@@ -116,19 +117,26 @@ async fn serve_connection(
     server.remove_connection(id, &connection).await;
 }
 
-/// Waits until the connection should be closed after its requests in flight.
-async fn time_to_close(life: &Life, connection: &Connection, accepted: Instant, http2: bool) {
+/// Waits until the instance should begin to close the connection. Requests in flight are still
+/// answered then.
+async fn wait_until_close_due(
+    life: &Life,
+    connection: &Connection,
+    accepted: Instant,
+    http2: bool,
+) {
     tokio::select! {
         () = life.closing.cancelled() => {}
         () = connection.close.cancelled() => return,
     }
     if !http2 {
-        let _ = tokio::time::timeout_at(accepted + UNUSED, connection.used.cancelled()).await;
+        let _ =
+            tokio::time::timeout_at(accepted + UNUSED_TIMEOUT, connection.used.cancelled()).await;
     }
 }
 
 /// Serves a connection to its end. Begins to close the connection when `close` is ready.
-async fn until_closed<C: Future>(
+async fn serve_until_closed<C: Future>(
     mut served: Pin<&mut C>,
     close: impl Future<Output = ()>,
     ask: impl FnOnce(Pin<&mut C>),
@@ -204,7 +212,7 @@ mod tests {
             Arc::new(Recorder::default()),
         ));
         let certs = certs::make_certs(dir.path(), &[]).unwrap();
-        certs.issue("it").unwrap();
+        certs.issue_certificate("it").unwrap();
         let flags = Flags::parse(&[
             format!("--etcd-servers=unix://{}", socket.display()),
             format!("--tls-cert-file={}", certs.cert_file("it").display()),

@@ -12,11 +12,11 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 /// Time between two tries, as in client-go's reflectors.
-const AGAIN: Duration = Duration::from_secs(1);
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// Waits until a connection to this address (0.0.0.0 is this host) reaches the instance with this
 /// certificate. A connection to another instance is printed in kube-apiserver's words.
-pub(super) async fn reach_itself(address: SocketAddr, own: &CertificateDer<'_>) {
+pub(super) async fn wait_until_reaching_itself(address: SocketAddr, own: &CertificateDer<'_>) {
     loop {
         match reaches_itself(address, own).await {
             Ok(true) => return,
@@ -26,7 +26,7 @@ pub(super) async fn reach_itself(address: SocketAddr, own: &CertificateDer<'_>) 
             )),
             Err(error) => tracing::debug!(%error, "the loopback client"),
         }
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(RETRY_PAUSE).await;
     }
 }
 
@@ -59,7 +59,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let certs = certs::make_certs(dir.path(), &[]).unwrap();
         let [own, other] = ["own", "other"].map(|name| {
-            certs.issue(name).unwrap();
+            certs.issue_certificate(name).unwrap();
             let flags = Flags::parse(&[
                 "--etcd-servers=unix:///s".to_owned(),
                 format!("--tls-cert-file={}", certs.cert_file(name).display()),

@@ -27,8 +27,8 @@ mod watch;
 use crate::record::{data::MarkKind, stamp::Stamp};
 use cache::Cache;
 use flags::Flags;
-use life::{DRAIN, LINGER, Life};
-pub(crate) use listener::HANDSHAKE;
+use life::{DRAIN_TIMEOUT, LINGER_TIMEOUT, Life};
+pub(crate) use listener::HANDSHAKE_TIMEOUT;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use server::Server;
@@ -94,22 +94,28 @@ async fn run_server(flags: Flags) -> io::Result<()> {
         listener,
         tls,
     ));
-    server.store.mark(MarkKind::Listening, Stamp::now()).await;
+    server
+        .store
+        .report_mark(MarkKind::Listening, Stamp::now())
+        .await;
 
     let ready = async {
         let hooks = async {
             tokio::join!(
                 tokio::time::sleep(server.flags.start_delay),
-                loopback::reach_itself(address, &own)
+                loopback::wait_until_reaching_itself(address, &own)
             );
         };
-        // The mark precedes readiness: no client may find the instance ready before its report.
-        life.start(hooks, || server.store.mark(MarkKind::Ready, Stamp::now()))
-            .await;
+        // The report comes before readiness: no client may find the instance ready before the
+        // report.
+        life.start(hooks, || {
+            server.store.report_mark(MarkKind::Ready, Stamp::now())
+        })
+        .await;
         std::future::pending::<()>().await;
     };
     tokio::select! {
-        () = stop.requested() => {}
+        () = stop.wait_for_stop_signal() => {}
         () = ready => {}
     }
     shut_down(&server, stop).await;
@@ -134,23 +140,26 @@ async fn shut_down(server: &Server, mut stop: Stop) {
     life.terminating.cancel();
     let received = Stamp::now();
     tokio::spawn(async move {
-        stop.requested().await;
+        stop.wait_for_stop_signal().await;
         tracing::warn!("stopped for the second time");
         std::process::exit(1);
     });
     tracing::info!(delay = ?flags.shutdown_delay_duration, "terminating: readyz fails from here on");
-    server.store.mark(MarkKind::Terminating, received).await;
+    server
+        .store
+        .report_mark(MarkKind::Terminating, received)
+        .await;
     tokio::time::sleep(flags.shutdown_delay_duration).await;
 
     tracing::info!("draining");
     let began = Stamp::now();
     life.drain(flags.shutdown_send_retry_after).await;
-    server.store.mark(MarkKind::Draining, began).await;
+    server.store.report_mark(MarkKind::Draining, began).await;
     server.tasks.close();
     let patience = if flags.shutdown_send_retry_after {
-        LINGER
+        LINGER_TIMEOUT
     } else {
-        DRAIN
+        DRAIN_TIMEOUT
     };
     let patience = patience.max(flags.shutdown_watch_termination_grace_period);
     if tokio::time::timeout(patience, server.tasks.wait())
@@ -159,8 +168,11 @@ async fn shut_down(server: &Server, mut stop: Stop) {
     {
         tracing::warn!("connections are left after the drain");
     }
-    server.abandon().await;
-    server.store.mark(MarkKind::Drained, Stamp::now()).await;
+    server.report_open_connections().await;
+    server
+        .store
+        .report_mark(MarkKind::Drained, Stamp::now())
+        .await;
 }
 
 struct Stop {
@@ -176,7 +188,7 @@ impl Stop {
         })
     }
 
-    async fn requested(&mut self) {
+    async fn wait_for_stop_signal(&mut self) {
         tokio::select! {
             _ = self.term.recv() => {}
             _ = self.int.recv() => {}

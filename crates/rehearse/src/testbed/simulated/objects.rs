@@ -8,15 +8,15 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 pub(super) fn json_response(status: StatusCode, object: &Value) -> Response<Payload> {
-    with_type(status, "application/json", Bytes::from(object.to_string()))
+    build_typed_response(status, "application/json", Bytes::from(object.to_string()))
 }
 
 /// A text answer, as for health checks.
 pub(super) fn text_response(status: StatusCode, text: impl Into<Bytes>) -> Response<Payload> {
-    with_type(status, "text/plain; charset=utf-8", text.into())
+    build_typed_response(status, "text/plain; charset=utf-8", text.into())
 }
 
-fn with_type(status: StatusCode, kind: &'static str, bytes: Bytes) -> Response<Payload> {
+fn build_typed_response(status: StatusCode, kind: &'static str, bytes: Bytes) -> Response<Payload> {
     let mut response = Response::new(Payload::Whole(bytes));
     *response.status_mut() = status;
     response
@@ -25,7 +25,7 @@ fn with_type(status: StatusCode, kind: &'static str, bytes: Bytes) -> Response<P
     response
 }
 
-/// An error in kube-apiserver's words.
+/// The answer for an error: a `Status` object in kube-apiserver's words.
 pub(super) fn failure_response(
     status: StatusCode,
     reason: &str,
@@ -47,7 +47,8 @@ pub(super) fn status_object(status: StatusCode, reason: &str, message: &str, nam
     object
 }
 
-/// The `Status` object of a success without an object.
+/// The `Status` object that answers a successful deletion. `name` is the name of the deleted
+/// object.
 pub(super) fn success_status(name: &str) -> Value {
     json!({
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success",
@@ -108,7 +109,7 @@ pub(super) fn list_object(kind: ObjectKind, revision: u64, items: &[Value]) -> V
     })
 }
 
-/// A line of a watch.
+/// Formats an event of a watch as a line of JSON.
 pub(super) fn event_line(kind: &impl Serialize, object: &Value) -> Bytes {
     let mut line = json!({"type": kind, "object": object}).to_string();
     line.push('\n');
@@ -122,7 +123,7 @@ pub(super) fn bookmark_line(kind: ObjectKind, revision: u64) -> Bytes {
     event_line(&"BOOKMARK", &object)
 }
 
-/// The error for a rejected ConfigMap: status, reason, message.
+/// The answer for a ConfigMap that is not valid: status, reason and message of the error.
 pub(super) type Rejected = (StatusCode, &'static str, String);
 
 /// Checks a ConfigMap that a client sent to `namespace`, and fills in optional fields. Returns the
@@ -145,7 +146,7 @@ pub(super) fn admit_object(
             Some(value) if value == wanted => {}
             Some(value) => {
                 return Err(bad(format!(
-                    "{field} is {value}, only {wanted} is known here"
+                    "{field} is {value}, but a simulated apiserver knows only {wanted}"
                 )));
             }
         }

@@ -3,7 +3,7 @@
 use super::objects::ObjectKind;
 use hyper::Uri;
 
-/// The resource of a path.
+/// The resource that the path of a request names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Resource {
     /// `/livez`, `/healthz`.

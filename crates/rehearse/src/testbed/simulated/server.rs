@@ -3,7 +3,7 @@
 use super::cache::Cache;
 use super::connection::Connection;
 use super::flags::Flags;
-use super::life::{Life, ROLES_AFTER};
+use super::life::{Life, ROLES_DELAY};
 use super::store_client::StoreClient;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -38,15 +38,15 @@ impl Server {
     }
 
     /// True if RBAC knows its roles.
-    pub(super) fn has_roles(&self) -> bool {
-        self.began.elapsed() >= self.flags.start_delay.min(ROLES_AFTER)
+    pub(super) fn has_rbac_roles(&self) -> bool {
+        self.began.elapsed() >= self.flags.start_delay.min(ROLES_DELAY)
     }
 
     pub(super) fn add_connection(&self, id: u64, connection: &Arc<Connection>) {
         self.lock().insert(id, Arc::clone(connection));
     }
 
-    /// Reports the end of a connection, unless `abandon` reported it before.
+    /// Reports the end of a connection, unless `report_open_connections` reported it before.
     pub(super) async fn remove_connection(&self, id: u64, connection: &Connection) {
         if self.lock().remove(&id).is_some()
             && let Some(report) = connection.report()
@@ -56,7 +56,7 @@ impl Server {
     }
 
     /// Reports the connections that are still open just before the process ends.
-    pub(super) async fn abandon(&self) {
+    pub(super) async fn report_open_connections(&self) {
         let open: Vec<_> = self
             .lock()
             .drain()

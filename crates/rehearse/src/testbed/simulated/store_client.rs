@@ -11,7 +11,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, oneshot};
 
 /// Length of the queue of calls.
-const QUEUE: usize = 1024;
+const QUEUE_LENGTH: usize = 1024;
 
 /// A client of the store. Clones share a connection.
 #[derive(Debug, Clone)]
@@ -63,7 +63,7 @@ impl StoreClient {
     pub(super) async fn connect(path: &Path, instance: &str) -> io::Result<Self> {
         let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
         let mut connection = StoreConnection::open(path, instance).await.map_err(named)?;
-        let (calls, mut queue) = mpsc::channel::<(Call, oneshot::Sender<_>)>(QUEUE);
+        let (calls, mut queue) = mpsc::channel::<(Call, oneshot::Sender<_>)>(QUEUE_LENGTH);
         // A separate task makes the calls: a cancelled caller must not leave a reply behind for the
         // next caller.
         tokio::spawn(async move {
@@ -105,23 +105,23 @@ impl StoreClient {
     }
 
     /// Reports an event of the instance's life. The instance goes on if the rehearsal is gone.
-    pub(super) async fn mark(&self, mark: MarkKind, at: Stamp) {
-        self.report(Call::Mark { mark, at }).await;
+    pub(super) async fn report_mark(&self, mark: MarkKind, at: Stamp) {
+        self.send_report(Call::Mark { mark, at }).await;
     }
 
     /// Reports the end of a connection.
     pub(super) async fn report_end(&self, report: EndReport) {
-        self.report(Call::Ended(report)).await;
+        self.send_report(Call::Ended(report)).await;
     }
 
-    async fn report(&self, call: Call) {
+    async fn send_report(&self, call: Call) {
         if let Err(error) = self.call(call).await {
             tracing::warn!(%error, "cannot reach the rehearsal");
         }
     }
 }
 
-/// A stream of changes.
+/// The connection on which the store sends its changes as they happen.
 pub(super) struct StoreWatch(StoreConnection);
 
 impl StoreWatch {

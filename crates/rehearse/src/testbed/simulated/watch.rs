@@ -21,21 +21,22 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior};
 
 /// Length of the queue of lines for a slow client.
-const QUEUE: usize = 64;
+const QUEUE_LENGTH: usize = 64;
 
-/// Longest watch, without `timeoutSeconds` (30 to 60 minutes in kube-apiserver) and with.
-const LONGEST: Duration = Duration::from_secs(30 * 60);
-const LONGEST_ASKED: Duration = Duration::from_secs(24 * 60 * 60);
+/// Longest watch if the client sends no `timeoutSeconds` (kube-apiserver draws 30 to 60 minutes),
+/// and if the client sends one.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The objects of a watch or list.
+/// Selects the objects of a watch or a list.
 #[derive(Debug, Clone)]
-pub(super) struct Wanted {
+pub(super) struct WatchFilter {
     pub(super) kind: ObjectKind,
     /// The namespace. `None` for all namespaces.
     pub(super) namespace: Option<String>,
 }
 
-impl Wanted {
+impl WatchFilter {
     pub(super) fn matches(&self, object: &Value) -> bool {
         let namespace = &object["metadata"]["namespace"];
         self.kind == ObjectKind::ConfigMap
@@ -48,19 +49,19 @@ impl Wanted {
 
 /// How a watch ends when the instance shuts down.
 #[derive(Debug)]
-pub(super) struct Ending {
+pub(super) struct WatchEnding {
     pub(super) life: Life,
     /// Delay of the watch's end after the drain began.
     pub(super) after: Duration,
     pub(super) connection: Arc<Connection>,
 }
 
-/// Starts a watch. The receiver gets the lines.
+/// Starts a task that sends the lines of a watch to the returned receiver.
 pub(super) async fn start_watch(
     server: &Server,
-    wanted: Wanted,
+    wanted: WatchFilter,
     query: &Query,
-    ending: Ending,
+    ending: WatchEnding,
 ) -> io::Result<mpsc::Receiver<Bytes>> {
     let (initial, revision) = match query.resource_version {
         Some(revision) => (Vec::new(), revision),
@@ -69,11 +70,11 @@ pub(super) async fn start_watch(
             (items, revision)
         }
     };
-    let (lines, received) = mpsc::channel(QUEUE);
+    let (lines, received) = mpsc::channel(QUEUE_LENGTH);
     let until = Instant::now()
         + query
             .timeout_seconds
-            .map_or(LONGEST, |s| Duration::from_secs(s).min(LONGEST_ASKED));
+            .map_or(DEFAULT_TIMEOUT, |s| Duration::from_secs(s).min(MAX_TIMEOUT));
     let bookmarks = query.bookmarks.then_some(server.flags.bookmark_period);
     let watch = Watch {
         cache: Arc::clone(&server.cache),
@@ -88,7 +89,7 @@ pub(super) async fn start_watch(
 
 struct Watch {
     cache: Arc<Cache>,
-    wanted: Wanted,
+    wanted: WatchFilter,
     lines: mpsc::Sender<Bytes>,
     /// The last revision sent to the client.
     revision: u64,
@@ -96,13 +97,13 @@ struct Watch {
     bookmarks: Option<Duration>,
 }
 
-/// The client left, or the requested history is gone.
+/// The error that ends a watch: the client left, or the requested history is gone.
 struct WatchEnded;
 
 impl Watch {
     /// Sends lines until the client leaves, the time is over, the history is gone, or the instance
     /// shuts down.
-    async fn run(mut self, initial: Vec<Value>, until: Instant, ending: Ending) {
+    async fn run(mut self, initial: Vec<Value>, until: Instant, ending: WatchEnding) {
         for object in initial.iter().filter(|o| self.wanted.matches(o)) {
             if self
                 .lines
@@ -118,21 +119,21 @@ impl Watch {
             tokio::time::sleep(ending.after).await;
         };
         tokio::pin!(shutdown);
-        let period = self.bookmarks.unwrap_or(LONGEST);
+        let period = self.bookmarks.unwrap_or(DEFAULT_TIMEOUT);
         let mut bookmarks = tokio::time::interval_at(Instant::now() + period, period);
         bookmarks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (cache, lines) = (Arc::clone(&self.cache), self.lines.clone());
         let mut changes = cache.log.watch(self.revision);
         loop {
             let passed = tokio::select! {
-                () = &mut shutdown => return ending.connection.begin_end(),
+                () = &mut shutdown => return ending.connection.record_closing(),
                 () = lines.closed() => return,
                 () = tokio::time::sleep_until(until) => {
-                    let _ = self.bookmark(&mut changes).await;
+                    let _ = self.send_bookmark(&mut changes).await;
                     return;
                 }
-                _ = bookmarks.tick() => self.bookmark(&mut changes).await,
-                batch = changes.next() => self.pass_on(batch).await,
+                _ = bookmarks.tick() => self.send_bookmark(&mut changes).await,
+                batch = changes.next() => self.send_batch(batch).await,
             };
             if passed.is_err() {
                 return;
@@ -141,9 +142,9 @@ impl Watch {
     }
 
     /// Sends the cache's revision as a bookmark, after all changes up to that revision.
-    async fn bookmark(&mut self, changes: &mut Changes<'_>) -> Result<(), WatchEnded> {
-        let progress = self.cache.progress();
-        self.pass_on(changes.now()).await?;
+    async fn send_bookmark(&mut self, changes: &mut Changes<'_>) -> Result<(), WatchEnded> {
+        let progress = self.cache.progress_revision();
+        self.send_batch(changes.unread_changes()).await?;
         self.revision = self.revision.max(progress);
         if self.bookmarks.is_none() {
             return Ok(());
@@ -152,20 +153,21 @@ impl Watch {
             .await
     }
 
-    async fn pass_on(&mut self, batch: Result<Vec<Change>, Reason>) -> Result<(), WatchEnded> {
+    async fn send_batch(&mut self, batch: Result<Vec<Change>, Reason>) -> Result<(), WatchEnded> {
         let Ok(batch) = batch else {
             let message = format!(
                 "too old resource version: {} ({})",
                 self.revision,
-                self.cache.log.after()
+                self.cache.log.revision_before_oldest()
             );
             let status = objects::status_object(StatusCode::GONE, "Expired", &message, "");
             self.send(objects::event_line(&"ERROR", &status)).await?;
             return Err(WatchEnded);
         };
         for change in batch {
-            // The cache sees no changes of a resource without writes, so the store's progress
-            // counts.
+            // All changes are of ConfigMaps. As kube-apiserver's cache of Secrets does not see
+            // them, a watch of Secrets gets its revision from the store's progress notifications
+            // alone.
             if self.wanted.kind == ObjectKind::ConfigMap {
                 self.revision = change.revision;
             }

@@ -18,10 +18,10 @@ use wire::{Change, ChangeKind, Reason};
 
 /// Time between two progress notifications of a watch, as kubeadm configures etcd
 /// (`--watch-progress-notify-interval`).
-pub(crate) const NOTIFY_EVERY: Duration = Duration::from_secs(5);
+pub(crate) const NOTIFY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Number of changes in the history for watches. A rehearsal writes a few hundred.
-pub(crate) const HISTORY: usize = 10_000;
+pub(crate) const HISTORY_LENGTH: usize = 10_000;
 
 type Key = (String, String);
 
@@ -42,7 +42,7 @@ struct Inner {
 
 impl Default for Store {
     fn default() -> Self {
-        Self::with_history(HISTORY)
+        Self::with_history(HISTORY_LENGTH)
     }
 }
 
@@ -58,7 +58,7 @@ impl Store {
         Self {
             inner: Mutex::new(inner),
             log: Log::new(1, keep),
-            notify_every: NOTIFY_EVERY,
+            notify_every: NOTIFY_INTERVAL,
         }
     }
 
@@ -101,14 +101,14 @@ impl Store {
 
     /// Adds an object. Returns the object with uid, creationTimestamp and resourceVersion.
     pub fn create(&self, mut object: Value) -> Result<Value, Reason> {
-        let key = key_of(&object)?;
+        let key = object_key(&object)?;
         let mut inner = self.lock();
         if inner.objects.contains_key(&key) {
             return Err(Reason::Exists);
         }
         object["metadata"]["uid"] = format_uid(inner.revision).into();
         object["metadata"]["creationTimestamp"] = format_now().into();
-        let object = self.change(&mut inner, object, ChangeKind::Added);
+        let object = self.apply_change(&mut inner, object, ChangeKind::Added);
         inner.objects.insert(key, object.clone());
         Ok(object)
     }
@@ -120,7 +120,7 @@ impl Store {
             .objects
             .remove(&(namespace.into(), name.into()))
             .ok_or(Reason::NotFound)?;
-        Ok(self.change(&mut inner, object, ChangeKind::Deleted))
+        Ok(self.apply_change(&mut inner, object, ChangeKind::Deleted))
     }
 
     /// Returns the changes after a revision, first from the history, then live.
@@ -129,7 +129,7 @@ impl Store {
     }
 
     /// Sets the next revision in an object and notifies watches.
-    fn change(&self, inner: &mut Inner, mut object: Value, kind: ChangeKind) -> Value {
+    fn apply_change(&self, inner: &mut Inner, mut object: Value, kind: ChangeKind) -> Value {
         inner.revision += 1;
         object["metadata"]["resourceVersion"] = json!(inner.revision.to_string());
         self.log.add(Change {
@@ -193,7 +193,7 @@ impl Log {
     }
 
     /// Returns the revision before the oldest change in the history.
-    pub(crate) fn after(&self) -> u64 {
+    pub(crate) fn revision_before_oldest(&self) -> u64 {
         self.lock().after
     }
 
@@ -217,7 +217,8 @@ impl Log {
 pub(crate) struct Changes<'a> {
     log: &'a Log,
     after: u64,
-    /// Number of changes at the last read.
+    /// Number of changes that had ever been added to the history at the last read. `None` before
+    /// the first read.
     read: Option<u64>,
     added: watch::Receiver<u64>,
 }
@@ -228,7 +229,7 @@ impl Changes<'_> {
     pub(crate) async fn next(&mut self) -> Result<Vec<Change>, Reason> {
         loop {
             self.added.borrow_and_update();
-            let changes = self.now()?;
+            let changes = self.unread_changes()?;
             if !changes.is_empty() {
                 return Ok(changes);
             }
@@ -237,8 +238,8 @@ impl Changes<'_> {
         }
     }
 
-    /// Returns the available changes without waiting.
-    pub(crate) fn now(&mut self) -> Result<Vec<Change>, Reason> {
+    /// Returns the changes since the last read without waiting, perhaps none.
+    pub(crate) fn unread_changes(&mut self) -> Result<Vec<Change>, Reason> {
         let kept = self.log.lock();
         let gone = self
             .read
@@ -260,7 +261,7 @@ impl Changes<'_> {
     }
 }
 
-fn key_of(object: &Value) -> Result<Key, Reason> {
+fn object_key(object: &Value) -> Result<Key, Reason> {
     let field = |name| {
         object
             .pointer(name)

@@ -11,7 +11,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::MissedTickBehavior;
 
-/// Serves simulated apiservers until the future is dropped.
+/// Answers the calls of simulated apiservers until the future is dropped.
 pub async fn serve(listener: UnixListener, store: Arc<Store>, recorder: Arc<Recorder>) {
     let mut connections = tokio::task::JoinSet::new();
     loop {

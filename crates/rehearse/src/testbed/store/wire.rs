@@ -19,7 +19,7 @@ pub(crate) const VERSION: u32 = 1;
 /// Length limit of a line. A list of ten thousand small ConfigMaps fits.
 const MAX_LINE: u64 = 64 << 20;
 
-/// A call of a simulated apiserver.
+/// A call of a simulated apiserver to the rehearsal.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "call", rename_all = "kebab-case")]
 pub(crate) enum Call {
@@ -98,7 +98,7 @@ pub(crate) enum ChangeKind {
     Deleted,
 }
 
-/// The reason of a failed call.
+/// The reason why the store could not do a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reason {
@@ -106,7 +106,7 @@ pub enum Reason {
     NotFound,
     #[error("the object exists already")]
     Exists,
-    #[error("the history does not go back that far")]
+    #[error("the store no longer has the history since the requested revision")]
     Gone,
     /// The line is no call of this protocol version.
     #[error("not a call of protocol version {VERSION}")]
