@@ -1,8 +1,8 @@
-//! The command line of berth: options in, exit status out. The crates under `crates/` do the work;
-//! `ARCHITECTURE.md` describes them.
+//! The command line of berth, from options to an exit status. The crates under `crates/` do the
+//! work; `ARCHITECTURE.md` describes them.
 
 #![forbid(unsafe_code)]
-// `println!` and `eprintln!` panic if a pipe is closed or a disk is full.
+// These macros panic if a pipe is closed or a disk is full, so the crate must not print with them.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod cli;

@@ -1,4 +1,4 @@
-//! A buffer for log lines, so that no thread blocks on standard error.
+//! Buffers log lines, so that no thread blocks on standard error.
 //!
 //! Standard error is usually a pipe, and a write blocks while the pipe's reader has stopped. A
 //! thread that relays must not block, so a separate thread writes a shim's log lines from a buffer.
@@ -14,20 +14,21 @@ use std::thread;
 use std::time::Duration;
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Maximum of buffered bytes: some 5,000 lines, enough for a reader that only pauses.
-const WAITING: usize = 1024 * 1024;
+/// Limit of buffered log lines, in bytes: some 5,000 lines, enough for a reader that only pauses.
+const MAX_BUFFERED: usize = 1024 * 1024;
 
-/// Time for which the end of the process waits for a reader that has stopped.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Time for which the end of the process waits while the reader of the log takes nothing.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Accepts log lines without ever blocking. A thread writes the lines for as long as the process
-/// lives.
+/// The writing end of the buffer, which never blocks. A thread writes the lines from the buffer to
+/// standard error, as long as the process lives.
 #[derive(Debug, Clone)]
-pub(crate) struct Lines(Arc<Shared>);
+pub(crate) struct LineWriter(Arc<Shared>);
 
-/// Waits on drop until the buffered lines have been written or the reader has stopped.
+/// Makes the end of the process wait for the log. Dropping this value waits until all buffered
+/// lines are written, or the reader has stopped.
 #[derive(Debug)]
-pub(crate) struct Flush(Lines);
+pub(crate) struct FlushGuard(LineWriter);
 
 #[derive(Debug)]
 struct Shared {
@@ -39,34 +40,35 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     waiting: Vec<u8>,
-    /// Bytes that the thread has removed from `waiting` and not yet written.
+    /// Number of bytes that the writing thread has removed from `waiting` and has not written yet.
     taken: usize,
-    /// Number of dropped lines that has not been logged yet.
+    /// Number of lines that were dropped and that no log line has reported yet.
     dropped: u64,
 }
 
-impl Lines {
-    /// Writes lines to standard error.
+impl LineWriter {
+    /// Starts a thread that writes lines to standard error.
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub(crate) fn to_stderr() -> io::Result<(Self, Flush)> {
+    pub(crate) fn to_stderr() -> io::Result<(Self, FlushGuard)> {
         let report = |lines| {
             tracing::warn!(
                 code = %explained::LOG_DROPPED,
                 lines,
-                "the log was not read: lines of it were dropped"
+                "the log was not read: lines were dropped"
             );
         };
-        Self::to(io::stderr(), WAITING, report)
+        Self::write_to(io::stderr(), MAX_BUFFERED, report)
     }
 
-    /// Writes lines to `out`. The writing thread calls `report` with the number of dropped lines.
-    fn to(
+    /// Starts a thread that writes lines to `out`. The thread calls `report` with the number of
+    /// dropped lines.
+    fn write_to(
         out: impl Write + Send + 'static,
         limit: usize,
         report: impl Fn(u64) + Send + 'static,
-    ) -> io::Result<(Self, Flush)> {
+    ) -> io::Result<(Self, FlushGuard)> {
         let shared = Shared {
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -77,12 +79,12 @@ impl Lines {
         thread::Builder::new()
             .name("berth-log".into())
             .spawn(move || writing.0.write_forever(out, report))?;
-        Ok((lines.clone(), Flush(lines)))
+        Ok((lines.clone(), FlushGuard(lines)))
     }
 }
 
-impl Write for Lines {
-    /// Buffers the whole line, or drops the whole line.
+impl Write for LineWriter {
+    /// Puts the line into the buffer. If the whole line has no room, drops it and counts it.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let mut state = self.0.lock();
         if state.waiting.len() + line.len() > self.0.limit {
@@ -100,7 +102,7 @@ impl Write for Lines {
     }
 }
 
-impl<'a> MakeWriter<'a> for Lines {
+impl<'a> MakeWriter<'a> for LineWriter {
     type Writer = Self;
 
     fn make_writer(&'a self) -> Self {
@@ -125,8 +127,8 @@ impl Shared {
                 state.taken = lines.len();
                 lines
             };
-            // One write per line: an apiserver on the same pipe can then write between two lines,
-            // but not within a line.
+            // Write each line with one call. An apiserver may write to the same pipe, and its lines
+            // then come between two lines, but not into one.
             for line in lines.split_inclusive(|byte| *byte == b'\n') {
                 let written = out.write_all(line);
                 let mut state = self.lock();
@@ -149,18 +151,20 @@ impl Shared {
     }
 }
 
-impl Drop for Flush {
+impl Drop for FlushGuard {
     fn drop(&mut self) {
         let shared = &*self.0.0;
         let mut state = shared.lock();
-        // Wait on as long as there is progress.
+        // Wait as long as lines get written. Give up if none was written for a while.
         loop {
             let left = state.waiting.len() + state.taken;
             if left == 0 {
                 return;
             }
             let same = |state: &mut State| state.waiting.len() + state.taken == left;
-            let waited = shared.changed.wait_timeout_while(state, PATIENCE, same);
+            let waited = shared
+                .changed
+                .wait_timeout_while(state, FLUSH_TIMEOUT, same);
             let (now, waited) = waited.unwrap_or_else(PoisonError::into_inner);
             if waited.timed_out() {
                 return;
@@ -175,7 +179,7 @@ mod tests {
     use super::*;
     use std::sync::mpsc::{self, Receiver, SyncSender};
 
-    /// A writer whose writes wait until the test reads them.
+    /// A writer that waits in each write until the test has read the line.
     struct Out(SyncSender<Vec<u8>>);
 
     impl Write for Out {
@@ -191,16 +195,19 @@ mod tests {
         }
     }
 
-    fn make_lines(limit: usize) -> (Receiver<Vec<u8>>, Lines, Flush, Receiver<u64>) {
+    fn start_line_writer(
+        limit: usize,
+    ) -> (Receiver<Vec<u8>>, LineWriter, FlushGuard, Receiver<u64>) {
         let ((out, read), (report, reports)) = (mpsc::sync_channel(0), mpsc::channel());
         let (lines, flush) =
-            Lines::to(Out(out), limit, move |lines| report.send(lines).unwrap()).unwrap();
+            LineWriter::write_to(Out(out), limit, move |lines| report.send(lines).unwrap())
+                .unwrap();
         (read, lines, flush, reports)
     }
 
     #[test]
     fn the_end_waits_for_the_last_line() {
-        let (read, mut lines, flush, _reports) = make_lines(WAITING);
+        let (read, mut lines, flush, _reports) = start_line_writer(MAX_BUFFERED);
         for number in 0..1000 {
             lines.write_all(format!("{number}\n").as_bytes()).unwrap();
         }
@@ -212,11 +219,11 @@ mod tests {
     #[test]
     fn dropped_lines_are_counted_and_reported() {
         const LINES: u64 = 1000;
-        let (read, mut lines, flush, reports) = make_lines(100);
+        let (read, mut lines, flush, reports) = start_line_writer(100);
         for number in 100..100 + LINES {
             lines.write_all(format!("{number:9}\n").as_bytes()).unwrap();
         }
-        // The reader has stopped, but the drop does not wait for ever.
+        // The test reads no line now, and dropping `flush` must return nevertheless.
         drop(flush);
         assert!(reports.try_recv().is_err());
         assert_eq!(read.recv().unwrap(), b"      100\n");
@@ -225,7 +232,8 @@ mod tests {
             (LINES - 20..LINES).contains(&missing) && LOG_LINES_DROPPED.load(Relaxed) >= missing,
             "{missing}"
         );
-        // The report comes as soon as the buffer has room again.
+        // The number of dropped lines was reported as soon as there was room. Read the lines that
+        // remain.
         let mut rest = Vec::new();
         while !lines.0.lock().waiting.is_empty() {
             rest.push(read.recv().unwrap());
@@ -236,10 +244,10 @@ mod tests {
         assert!(reports.try_recv().is_err(), "reported once");
     }
 
-    /// Standard error may be a pipe without a reader.
+    /// Nobody reads standard error any more, for example because its pipe is closed.
     #[test]
     fn lines_that_cannot_be_written_are_dropped() {
-        let (read, mut lines, flush, reports) = make_lines(WAITING);
+        let (read, mut lines, flush, reports) = start_line_writer(MAX_BUFFERED);
         drop(read);
         lines.write_all(b"lost\n").unwrap();
         drop(flush);

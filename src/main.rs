@@ -1,7 +1,8 @@
-//! The `berth` binary: arguments in, exit status out.
+//! The `berth` program. It parses the command line and returns an exit status.
 
 #![forbid(unsafe_code)]
-// `println!` and `eprintln!` panic if a pipe is closed or a disk is full.
+// These macros panic if a pipe is closed or a disk is full, so the program must not print with
+// them.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 use clap::Parser;
@@ -14,8 +15,8 @@ fn main() -> ExitCode {
             return berth::commands::print_clap_message(error);
         }
     };
-    // A panic is a bug, for which sysexits(3) has a status. A panic in a connection ends only that
-    // connection.
+    // Catch a panic, which is a bug, to return the exit status of sysexits(3) for it. A panic in a
+    // single connection never comes here: the panic ends only the connection.
     std::panic::catch_unwind(|| berth::commands::dispatch(cli))
         .unwrap_or_else(|_| berth::commands::Exit::Bug.into())
 }

@@ -14,7 +14,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub(super) const BRIDGE_STATUS: &str = "Exit status: that of COMMAND, or 128 and the number of the signal that ended COMMAND. 75 the node's \
+pub(super) const BRIDGE_STATUS: &str = "Exit status: COMMAND's own, or 128 plus the number of the signal that ended COMMAND. 75 the node's \
     kube-apiserver did not come back: clients stay on the bridge, or the bridge was lost. 64 wrong command line. 69 a requirement is missing, \
     or the temporary kube-apiserver did not get ready: COMMAND was not run.";
 
@@ -22,7 +22,7 @@ pub(super) const BRIDGE_STATUS: &str = "Exit status: that of COMMAND, or 128 and
 #[derive(Debug, Clone, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct BridgeArgs {
-    /// One step of a bridge for several commands; without a step, the bridge lasts while COMMAND
+    /// A step of a bridge for several commands; without a step, the bridge lasts while COMMAND
     /// runs.
     #[command(subcommand)]
     pub action: Option<BridgeAction>,
@@ -76,7 +76,8 @@ pub struct BridgeStartArgs {
     /// as in a shell
     #[arg(long, value_name = "COMMAND LINE", value_parser = parse_words)]
     pub command: Option<Words>,
-    /// Time in which the temporary kube-apiserver, and later the node's, must get ready
+    /// Time in which the temporary kube-apiserver, and later the node's kube-apiserver, must get
+    /// ready
     #[arg(long, env = "BERTH_READY_TIMEOUT", default_value = "5m", value_name = "DURATION", value_parser = parse_seconds)]
     pub ready_timeout: Duration,
     /// Time for which a kube-apiserver must then stay ready before it gets clients: a little more
@@ -100,7 +101,7 @@ pub struct BridgeStartArgs {
     #[arg(long, env = "BERTH_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// PEM file with the CAs that verify kube-apiserver's certificate [default: --client-ca-file of
-    /// kube-apiserver, if that file is in the directory of its certificate]
+    /// kube-apiserver, if that file is in the directory of kube-apiserver's certificate]
     #[arg(long, env = "BERTH_PROBE_CA", value_name = "FILE", value_parser = make_absolute)]
     pub probe_ca: Option<PathBuf>,
     /// PEM file with the probe's client certificate, for a kube-apiserver without anonymous access
@@ -125,7 +126,7 @@ pub struct BridgeStartArgs {
     pub dir: BridgeDirArgs,
 }
 
-/// The words of a command line.
+/// The words of a command line, split as a shell splits them.
 #[derive(Debug, Clone)]
 pub struct Words(pub Vec<OsString>);
 
@@ -138,7 +139,7 @@ fn parse_words(text: &str) -> Result<Words, shell_words::ParseError> {
     ))
 }
 
-/// Makes a path absolute, because the daemon has another working directory.
+/// Makes a path absolute: the bridge, which becomes a daemon, has another working directory.
 fn make_absolute(path: &str) -> io::Result<PathBuf> {
     std::path::absolute(path)
 }

@@ -1,7 +1,7 @@
 //! `berth grant`.
 
 use super::operate::AdminArgs;
-use berth_options::place::ADDRESSES;
+use berth_options::place::ADDRESSES_HEADING;
 use clap::Args;
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ pub struct GrantArgs {
     #[command(flatten)]
     pub admin: AdminArgs,
     /// Path of the shim's new kubeconfig, in a directory with nothing else; the token is written
-    /// beside it
+    /// into the same directory
     #[arg(long, value_name = "FILE", conflicts_with_all = ["revoke", "print"])]
     pub out: Option<PathBuf>,
     /// The node's name in the cluster; with --print or --revoke several names, separated by commas
@@ -31,13 +31,13 @@ pub struct GrantArgs {
         value_name = "FILE"
     )]
     pub manifest: PathBuf,
-    /// The berth's address, where the shim reaches the API [default: the manifest's]
-    #[arg(long, env = "BERTH_LISTEN", value_delimiter = ' ', value_name = "ADDR:PORT", help_heading = ADDRESSES)]
+    /// The berth's address, where the shim reaches the API [default: the address in the manifest]
+    #[arg(long, env = "BERTH_LISTEN", value_delimiter = ' ', value_name = "ADDR:PORT", help_heading = ADDRESSES_HEADING)]
     pub listen: Vec<String>,
-    /// The shim's uid, which will own the files [default: the manifest's]
+    /// The shim's uid, which will own the files [default: the uid in the manifest]
     #[arg(long, env = "BERTH_UID", value_name = "UID")]
     pub uid: Option<String>,
-    /// Delete the node's service account (its tokens end with it), Role and RoleBindings
+    /// Delete the node's service account (and so the account's tokens), Role and RoleBindings
     #[arg(long, conflicts_with = "print")]
     pub revoke: bool,
     /// Print the objects as YAML, without a request to the cluster

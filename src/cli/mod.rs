@@ -1,15 +1,15 @@
-//! The command line: clap types and help texts, no logic. The options of the commands that run in a
-//! pod are in [`berth_options`].
+//! The command line: clap types with help texts, but no logic. The options of the commands that run
+//! in a pod are in [`berth_options`].
 
 #[cfg(feature = "operate")]
 mod bridge;
 #[cfg(feature = "operate")]
 mod grant;
-mod node;
 #[cfg(feature = "operate")]
 mod operate;
 #[cfg(feature = "rehearse")]
 mod rehearse;
+mod status;
 
 use berth_options::PodCommand;
 #[cfg(any(feature = "operate", feature = "rehearse"))]
@@ -25,13 +25,13 @@ pub use bridge::{
 use clap::{Arg, Parser, Subcommand};
 #[cfg(feature = "operate")]
 pub use grant::GrantArgs;
-pub use node::StatusArgs;
 #[cfg(feature = "operate")]
 use operate::UPGRADE_STATUS;
 #[cfg(feature = "operate")]
 pub use operate::{DoctorArgs, InjectArgs, JudgeArgs, ManifestArgs, UpgradeArgs};
 #[cfg(feature = "rehearse")]
 pub use rehearse::{RehearseArgs, StandInArgs};
+pub use status::StatusArgs;
 #[cfg(any(feature = "operate", feature = "rehearse"))]
 use std::time::Duration;
 
@@ -43,9 +43,9 @@ use std::time::Duration;
     max_term_width = 100,
     mut_args(hide_environment_value),
     mut_subcommands(hide_environment_values),
-    after_help = "Exit status: 0 done, 1 no (not ready, something was lost), 64 wrong command line or \
+    after_help = "Exit status: 0 done, 1 the answer is no (not ready, something was lost), 64 wrong command line or \
                   configuration, 69 a required port or file is not available, 70 a bug in berth, 71 (rehearse) this machine \
-                  was too busy to tell, 74 standard output cannot be written, 75 (upgrade, bridge) neither done nor \
+                  was too busy for a verdict, 74 standard output cannot be written, 75 (upgrade, bridge) neither done nor \
                   rolled back: the next step is printed; (rehearse) the run proves nothing."
 )]
 pub struct Cli {
@@ -68,8 +68,8 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
     })
 }
 
-/// Hides the value of an option's environment variable in help texts: the value may be secret, and
-/// differs for each reader.
+/// Hides the value of an environment variable in help texts. The value may be secret, and help
+/// texts should be the same for every reader.
 fn hide_environment_value(option: Arg) -> Arg {
     option.hide_env_values(true)
 }
@@ -131,7 +131,8 @@ mod tests {
     use super::*;
     use clap::{ArgAction, CommandFactory};
 
-    /// A variable left in the environment would make each later run write, or ignore errors.
+    /// If these options had environment variables, a variable that is still set would make each
+    /// later run write a manifest or ignore errors.
     #[test]
     fn an_option_for_one_run_has_no_environment_variable() {
         let values = [

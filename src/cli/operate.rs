@@ -1,13 +1,13 @@
-//! `berth inject`, `eject`, `doctor` and `upgrade`.
+//! Options of `berth inject`, `berth eject`, `berth doctor` and `berth upgrade`.
 
 use super::{parse_duration, parse_seconds};
 use berth_manifest::report::Severity;
 use berth_node::terms::Speedup;
-use berth_options::place::ADDRESSES;
+use berth_options::place::ADDRESSES_HEADING;
 use berth_options::probe::ProbeArgs;
 use berth_options::shim::pass_mode_parser;
 use berth_shim::config::PassMode;
-use berth_upgrade::judge::{Signal, Undecided, parse_parts};
+use berth_upgrade::judge::{Signal, Undecided, parse_shares};
 use clap::Args;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub struct InjectArgs {
     /// The manifest, and the destination of the result.
     #[command(flatten)]
     pub file: ManifestArgs,
-    /// Image with berth as its entrypoint; none is published
+    /// Image with berth as its entrypoint; no such image is published
     #[arg(long, env = "BERTH_IMAGE", value_name = "IMAGE")]
     pub image: String,
     /// Write patches for `kubeadm … --patches DIR` into this directory, and leave the manifest
@@ -28,7 +28,7 @@ pub struct InjectArgs {
     pub kubeadm_patch: Option<PathBuf>,
     /// Address where the shim listens; may be given several times, the first names the berth
     /// [default: the manifest's --bind-address or --advertise-address, else the node's address]
-    #[arg(long, env = "BERTH_LISTEN", value_delimiter = ' ', value_name = "ADDR:PORT[,freebind]", help_heading = ADDRESSES)]
+    #[arg(long, env = "BERTH_LISTEN", value_delimiter = ' ', value_name = "ADDR:PORT[,freebind]", help_heading = ADDRESSES_HEADING)]
     pub listen: Vec<String>,
     /// Run directory, on the node and in the containers
     #[arg(
@@ -40,8 +40,8 @@ pub struct InjectArgs {
     )]
     pub run_dir: String,
     /// Keep the Service `kubernetes` whole, with this kubeconfig, which `berth grant` wrote on the
-    /// node [without a value: /etc/kubernetes/berth-cluster/kubeconfig]; a Deployment or DaemonSet
-    /// uses its service account
+    /// node [without a value: /etc/kubernetes/berth-cluster/kubeconfig]; the pods of a Deployment
+    /// or DaemonSet use their service account instead
     #[arg(long, env = "BERTH_SERVICE", value_name = "KUBECONFIG", num_args = 0..=1, require_equals = true, default_missing_value = "/etc/kubernetes/berth-cluster/kubeconfig")]
     pub service: Option<String>,
     /// How the shim passes clients to the apiserver: it relays their bytes, or gives their sockets
@@ -61,7 +61,7 @@ pub struct InjectArgs {
 #[derive(Debug, Clone, Args)]
 pub struct StateDirArgs {
     /// Directory of the original manifests and of the state of an upgrade
-    #[arg(long, env = "BERTH_STATE_DIR", default_value = berth_upgrade::state::DIRECTORY, value_name = "DIR")]
+    #[arg(long, env = "BERTH_STATE_DIR", default_value = berth_upgrade::state::DEFAULT_DIRECTORY, value_name = "DIR")]
     pub state_dir: PathBuf,
 }
 
@@ -178,10 +178,11 @@ pub struct DoctorArgs {
 
 pub(super) const UPGRADE_STATUS: &str = "Exit status: 0 done: the new instance serves, from kube-apiserver.yaml. 1 not done, or rolled \
     back: the old instance serves, from kube-apiserver.yaml. 64 wrong command line or manifest, 69 a requirement is \
-    missing: nothing was changed. 75 neither could be confirmed: whatever serves is left alone, the state is kept, and the \
-    same command continues; with --judge also a bad verdict: the old instance serves, or the new one as the old release.";
+    missing: nothing was changed. 75 neither result could be confirmed: instances that serve are left alone, the state is kept, \
+    and the same command continues the upgrade; with --judge also a bad verdict: the old instance serves, or the new instance \
+    serves and behaves as the old release.";
 
-const JUDGE: &str = "The judge";
+const JUDGE_HEADING: &str = "The judge";
 
 /// Options of `berth upgrade`.
 #[derive(Debug, Clone, Args)]
@@ -205,7 +206,7 @@ pub struct UpgradeArgs {
     /// Service `kubernetes` [default: /etc/kubernetes/admin.conf, if that file exists]
     #[arg(long, env = "BERTH_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// Take the cluster's lock from a node whose upgrade will never be completed
+    /// Take the cluster's lock from a node that will never complete its upgrade
     #[arg(long)]
     pub break_lock: bool,
     /// Errors to ignore.
@@ -236,38 +237,39 @@ pub struct UpgradeArgs {
 pub struct JudgeArgs {
     /// Give the new instance its clients in steps, compare the metrics of both instances, and roll
     /// back if the new instance is worse; needs a kubeconfig (docs/judge.md)
-    #[arg(long, help_heading = JUDGE)]
+    #[arg(long, help_heading = JUDGE_HEADING)]
     pub judge: bool,
     /// Share of new connections for the new instance, one value a step
-    #[arg(long, default_value = "5%,25%,50%", value_name = "PERCENTAGES", value_parser = parse_parts, requires = "judge", help_heading = JUDGE)]
+    #[arg(long, default_value = "5%,25%,50%", value_name = "PERCENTAGES", value_parser = parse_shares, requires = "judge", help_heading = JUDGE_HEADING)]
     pub canary: Parts,
     /// Duration of each step; after the steps the new instance gets all new connections for twice
     /// as long, while the old instance still runs
-    #[arg(long, default_value = "60s", value_name = "DURATION", value_parser = parse_seconds, requires = "judge", help_heading = JUDGE)]
+    #[arg(long, default_value = "60s", value_name = "DURATION", value_parser = parse_seconds, requires = "judge", help_heading = JUDGE_HEADING)]
     pub canary_time: Duration,
-    /// Send clients on the node itself to the new instance, too. By default they stay on the old
-    /// instance until it stops, since kubelet and controller-manager must not depend on a server
-    /// that is not judged
-    #[arg(long, requires = "judge", help_heading = JUDGE)]
+    /// Send clients on the node itself to the new instance, too. By default these clients stay on
+    /// the old instance until the old instance stops, since kubelet and controller-manager must not
+    /// depend on a server that is not judged
+    #[arg(long, requires = "judge", help_heading = JUDGE_HEADING)]
     pub canary_local: bool,
-    /// Do not run the new instance as the old release (--emulated-version) until it is judged
-    #[arg(long, requires = "judge", help_heading = JUDGE)]
+    /// Start the new instance without --emulated-version; by default the new instance emulates the
+    /// old release until the verdict
+    #[arg(long, requires = "judge", help_heading = JUDGE_HEADING)]
     pub no_emulate: bool,
     /// Findings that do not make a verdict bad, separated by commas; docs/judge.md lists the
     /// findings
-    #[arg(long, value_name = "CODES", value_delimiter = ',', value_parser = parse_finding, requires = "judge", help_heading = JUDGE)]
+    #[arg(long, value_name = "CODES", value_delimiter = ',', value_parser = parse_finding, requires = "judge", help_heading = JUDGE_HEADING)]
     pub accept: Vec<Signal>,
     /// Reaction if there were too few requests to judge
-    #[arg(long, default_value = "go-on", value_name = "WHAT", requires = "judge", help_heading = JUDGE)]
+    #[arg(long, default_value = "go-on", value_name = "WHAT", requires = "judge", help_heading = JUDGE_HEADING)]
     pub undecided: Undecided,
     /// If clients send too few requests to judge by, send some requests to both instances: lists,
     /// and writes without effect (dry run)
-    #[arg(long, requires = "judge", help_heading = JUDGE)]
+    #[arg(long, requires = "judge", help_heading = JUDGE_HEADING)]
     pub judge_requests: bool,
     /// Divide the times that no option sets
     #[arg(long, hide = true, default_value_t)]
     pub speedup: Speedup,
 }
 
-/// Shares of new connections, in thousandths.
+/// The new instance's share of new connections in each step, in thousandths.
 type Parts = Vec<u16>;

@@ -1,8 +1,8 @@
-//! `berth ready`, `berth live` and `berth drain`: the exec probes and the preStop hook of an
-//! apiserver's container.
+//! Runs `berth ready`, `berth live` and `berth drain`, which are the exec probes and the preStop
+//! hook of an apiserver's container.
 
 use super::{Exit, block_on, print, print_stderr, unavailable_error, usage_error};
-use berth_node::instance::InstanceId;
+use berth_node::instance_id::InstanceId;
 use berth_node::ipc;
 use berth_node::ipc::wire::{Ask, Reply, Status};
 use berth_node::registry::lease;
@@ -12,17 +12,17 @@ use berth_options::ask::{AskArgs, DrainArgs, LiveArgs, ReadyArgs};
 use berth_options::check::{Checks, Mistakes, check_probe};
 use berth_options::place::RunDirArgs;
 use berth_shim::backend::probe::Probe;
-use berth_shim::drain::count_unanswered;
+use berth_shim::drain::count_unanswered_if_stoppable;
 use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// Longest wait until a shim has left. A sibling may answer as late as its lease allows, which can
-/// be a day and is not waited for; a shim on a busy node may take seconds.
-const LEAVING: Duration = Duration::from_secs(30);
+/// Longest wait until a shim has left. A shim on a busy node may take seconds. The wait does not
+/// cover a sibling that hangs until its lease expires, which can take a day.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Time between two requests to a shim that leaves.
-const PAUSE: Duration = Duration::from_millis(50);
+/// Time between two status requests to a shim that leaves.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 pub(super) fn ready(args: &ReadyArgs) -> anyhow::Result<Exit> {
     let Some(known) = find_instance(&args.ask)? else {
@@ -39,9 +39,10 @@ pub(super) fn ready(args: &ReadyArgs) -> anyhow::Result<Exit> {
                         known.id, known.id
                     ));
                 }
-                status.ready()
+                status.check_ready()
             }
-            // The instance may be behind the node's shim alone.
+            // The instance may have no shim of its own: ask the node's shim, which serves every
+            // instance.
             Err(why) => ask_node_shim(&args.ask.run_dir, &known, patience)
                 .await
                 .unwrap_or(Err(why)),
@@ -50,7 +51,8 @@ pub(super) fn ready(args: &ReadyArgs) -> anyhow::Result<Exit> {
     print_answer(ready.map(|()| None))
 }
 
-/// The state of an instance in the status of a node shim. `None` if there is no node shim.
+/// Asks the node shim, which serves every instance, whether the instance is ready. Returns `None`
+/// if there is no node shim.
 async fn ask_node_shim(
     run_dir: &RunDirArgs,
     known: &KnownInstance,
@@ -91,7 +93,7 @@ async fn ask_node_shim(
 
 pub(super) fn live(args: &LiveArgs) -> anyhow::Result<Exit> {
     let mut checks = Checks::default();
-    // An unreadable file is no reason to restart kube-apiserver.
+    // Do not check the probe's files: an unreadable file is no reason to restart kube-apiserver.
     let config = check_probe(&args.probe, &args.path, false, &mut checks);
     let patience = args.timeout.timeout;
     let mut config = checks.finish(config).map_err(usage_error)?;
@@ -99,10 +101,11 @@ pub(super) fn live(args: &LiveArgs) -> anyhow::Result<Exit> {
     let Some(known) = find_instance(&args.ask)? else {
         return Ok(Exit::No);
     };
-    // The apiserver itself is probed: a hung shim must not make the kubelet restart the apiserver.
+    // Probe the apiserver itself and not its shim: a hung shim must not make the kubelet restart
+    // the apiserver.
     let live = block_on(async {
         let address = find_address(&known).await?;
-        let lives = Probe::new(config).lives(address).await;
+        let lives = Probe::new(config).probe_alive(address).await;
         lives.map_err(|answer| match patience {
             Some(patience) if answer.result == "timeout" => {
                 format!(
@@ -131,7 +134,7 @@ pub(super) fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
         } else {
             Ask::Drain
         };
-        match ipc::ask_shim(&path, drain, LEAVING).await {
+        match ipc::ask_shim(&path, drain, LEAVE_TIMEOUT).await {
             Ok(Reply::Done) => {}
             Ok(Reply::Alone) => {
                 return Ok(Some(format!(
@@ -153,14 +156,14 @@ pub(super) fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
             }
         }
         if args.wait || streams.is_some() {
-            return wait_until_left(&known, streams).await;
+            return wait_until_shim_left(&known, streams).await;
         }
         Ok(None)
     })?;
     print_answer(drained)
 }
 
-/// The other shims of the berth, some of which may be dead.
+/// Returns the berth's other instances that have a shim's socket. The shim may be dead.
 fn other_shims(run_dir: &RunDirArgs, known: &KnownInstance) -> Result<Vec<KnownInstance>, String> {
     let node =
         RunDirSnapshot::read(run_dir.run_dir.as_deref()).map_err(|error| error.to_string())?;
@@ -174,10 +177,10 @@ fn other_shims(run_dir: &RunDirArgs, known: &KnownInstance) -> Result<Vec<KnownI
         .collect())
 }
 
-/// Waits until a shim has left the group and its instance can be stopped ([`count_unanswered`]),
-/// or, with `streams`, until its connections have ended. Returns a remark about connections that
-/// are still unanswered, or `None`.
-async fn wait_until_left(
+/// Waits until a shim has left its group and its instance can be stopped
+/// ([`count_unanswered_if_stoppable`]). With `streams`, waits until the shim's connections have
+/// ended instead. Returns a remark if some connections are still unanswered.
+async fn wait_until_shim_left(
     known: &KnownInstance,
     streams: Option<Duration>,
 ) -> Result<Option<String>, String> {
@@ -188,7 +191,7 @@ async fn wait_until_left(
         .socket_path(&known.id)
         .map_err(|error| error.to_string())?;
     loop {
-        let status = match ipc::ask_shim(&path, Ask::Status, LEAVING).await {
+        let status = match ipc::ask_shim(&path, Ask::Status, LEAVE_TIMEOUT).await {
             Ok(Reply::Status(status)) => status,
             Ok(reply) => {
                 return Err(format!(
@@ -197,7 +200,7 @@ async fn wait_until_left(
                 ));
             }
             Err(error) => match error.kind() {
-                // The shim ended, and its connections with it.
+                // The shim has ended, so none of its connections is left.
                 io::ErrorKind::ConnectionRefused => return Ok(None),
                 io::ErrorKind::NotFound => {
                     return match lease::read(&known.berth, &known.id) {
@@ -211,13 +214,13 @@ async fn wait_until_left(
                 io::ErrorKind::TimedOut => {
                     return Err(format!("the shim of instance {} does not answer", known.id));
                 }
-                // The shim is ending: the next request is refused.
+                // The shim is about to end. The next request will be refused.
                 io::ErrorKind::ConnectionReset
                 | io::ErrorKind::BrokenPipe
                 | io::ErrorKind::UnexpectedEof
-                    if ending.get_or_insert_with(Instant::now).elapsed() < LEAVING =>
+                    if ending.get_or_insert_with(Instant::now).elapsed() < LEAVE_TIMEOUT =>
                 {
-                    tokio::time::sleep(PAUSE).await;
+                    tokio::time::sleep(POLL_INTERVAL).await;
                     continue;
                 }
                 _ => {
@@ -232,8 +235,9 @@ async fn wait_until_left(
             let left = left.get_or_insert_with(Instant::now).elapsed();
             let open = status.connections_open + status.connections_injected;
             match streams {
-                // The caller stops the apiserver next.
-                None => match count_unanswered(
+                // The caller does not wait for connections to end and stops the apiserver next, so
+                // only unanswered connections matter.
+                None => match count_unanswered_if_stoppable(
                     left,
                     status.connections_pending,
                     status.connections_open,
@@ -252,18 +256,18 @@ async fn wait_until_left(
                 }
                 Some(_) => {}
             }
-        } else if began.elapsed() >= LEAVING {
+        } else if began.elapsed() >= LEAVE_TIMEOUT {
             return Err(format!(
                 "the shim of instance {} is still {}",
                 known.id,
                 status.state.as_str()
             ));
         }
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
-/// Prints the reason for a failure, or the remark on a success.
+/// Prints the reason of a failure, or the remark if there is one.
 fn print_answer(result: Result<Option<String>, String>) -> anyhow::Result<Exit> {
     let (exit, words) = match result {
         Ok(words) => (Exit::Ok, words),
@@ -275,7 +279,8 @@ fn print_answer(result: Result<Option<String>, String>) -> anyhow::Result<Exit> 
     Ok(exit)
 }
 
-/// Finds the named instance, or the only instance. Prints the reason if there is none.
+/// Finds the instance with the given name, or else the only instance. If there is none, prints the
+/// reason.
 fn find_instance(args: &AskArgs) -> anyhow::Result<Option<KnownInstance>> {
     let mistake = |why: String| usage_error(Mistakes(vec![why]));
     let id = args.instance.as_deref().map(InstanceId::parse).transpose();
@@ -283,7 +288,7 @@ fn find_instance(args: &AskArgs) -> anyhow::Result<Option<KnownInstance>> {
     let node = RunDirSnapshot::read(args.run_dir.run_dir.as_deref()).map_err(unavailable_error)?;
     let asked = |known: &KnownInstance| id.as_ref().is_none_or(|id| known.id == *id);
     let mut known: Vec<_> = node.instances.into_iter().filter(asked).collect();
-    // A running instance is preferred to the leftovers of an earlier instance.
+    // If an instance runs, ignore what earlier instances have left.
     let runs = |known: &KnownInstance| {
         known.socket || known.record.as_ref().is_some_and(|listed| listed.alive)
     };
@@ -301,7 +306,7 @@ fn find_instance(args: &AskArgs) -> anyhow::Result<Option<KnownInstance>> {
             let fix = if id.is_some() {
                 "give each berth its own --run-dir"
             } else {
-                "name one with --instance"
+                "name an instance with --instance"
             };
             Err(mistake(format!(
                 "there are several instances ({}): {fix}",
@@ -340,7 +345,7 @@ async fn find_address(known: &KnownInstance) -> Result<SocketAddr, String> {
             "instance {} is not running: its process ended",
             known.id
         )),
-        // With `berth serve --backend` only the shim knows the address.
+        // Without a record, only the shim knows the address (`berth serve --backend`).
         None => {
             let own = fetch_status(known, ipc::PATIENCE)
                 .await?
@@ -386,7 +391,7 @@ mod tests {
             drop(request.reply(&Reply::Refused("no".into())).await);
         });
         tokio::select! {
-            waited = wait_until_left(&known, None) => assert!(waited.as_ref().is_err_and(|why| why.contains("no")), "{waited:?}"),
+            waited = wait_until_shim_left(&known, None) => assert!(waited.is_err(), "{waited:?}"),
             () = serving => {}
         }
     }
@@ -396,21 +401,16 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (known, path) = known_instance(&directory);
         std::os::unix::fs::symlink(&path, &path).unwrap();
-        let waited = wait_until_left(&known, None).await;
-        assert!(
-            waited
-                .as_ref()
-                .is_err_and(|why| why.contains("the request to the shim")),
-            "{waited:?}"
-        );
+        let waited = wait_until_shim_left(&known, None).await;
+        assert!(waited.is_err(), "{waited:?}");
     }
 
     #[tokio::test]
     async fn a_shim_whose_socket_is_missing_or_refuses_has_ended() {
         let directory = tempfile::tempdir().unwrap();
         let (known, path) = known_instance(&directory);
-        assert_eq!(wait_until_left(&known, None).await, Ok(None));
+        assert_eq!(wait_until_shim_left(&known, None).await, Ok(None));
         drop(seqpacket::bind_listener(&path).unwrap());
-        assert_eq!(wait_until_left(&known, None).await, Ok(None));
+        assert_eq!(wait_until_shim_left(&known, None).await, Ok(None));
     }
 }

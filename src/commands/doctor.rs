@@ -1,5 +1,5 @@
-//! `berth doctor`: checks a manifest, its node and its cluster for what would make an upgrade lose
-//! requests.
+//! Runs `berth doctor`, which checks a manifest, its node and its cluster for what would make an
+//! upgrade lose requests.
 
 use super::{Exit, block_on, print, print_stderr, refusal_error, usage_error};
 use crate::cli::DoctorArgs;
@@ -7,11 +7,11 @@ use berth_cluster::Client;
 use berth_doctor::cluster::Cluster;
 use berth_doctor::{Case, examine, excuse_findings, node, other_files, text};
 use berth_manifest::Manifest;
-use berth_manifest::file::{is_in, read};
+use berth_manifest::file::{is_in_directory, read_manifest_text};
 use berth_manifest::report::Severity;
 use berth_options::check::Mistakes;
 use berth_os::file::none_if_missing;
-use berth_upgrade::begin::FILE;
+use berth_upgrade::begin::MANIFEST_NAME;
 use berth_upgrade::state::describe_interrupted;
 use std::io::IsTerminal;
 use std::path::Path;
@@ -21,27 +21,28 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
     let path = args
         .manifest
         .clone()
-        .unwrap_or_else(|| directory.join(FILE));
+        .unwrap_or_else(|| directory.join(MANIFEST_NAME));
     let name = match path.to_str() {
         Some("-") => "standard input".into(),
         _ => path.display().to_string(),
     };
-    let manifest = Manifest::parse(&read(&path).map_err(refusal_error)?);
+    let manifest = Manifest::parse(&read_manifest_text(&path).map_err(refusal_error)?);
     let manifest =
         manifest.map_err(|problem| usage_error(Mistakes(vec![format!("{name}:{problem}")])))?;
-    // A source that cannot be read is reported, and all others are checked nevertheless.
+    // If something cannot be read, report that and go on, because everything else can be checked.
     let mut exit = Exit::Ok;
     let mut missing = |error: &dyn std::fmt::Display| {
         print_stderr(error);
         exit = Exit::Unavailable;
     };
-    let is_static = is_in(&path, directory);
-    // A manifest elsewhere will replace the running manifest.
+    let is_static = is_in_directory(&path, directory);
+    // If the manifest is outside of the kubelet's directory, check it as the replacement of the
+    // running manifest.
     let own = path.canonicalize().ok().filter(|_| is_static);
     let own = directory.join(
         own.as_deref()
             .and_then(Path::file_name)
-            .unwrap_or(FILE.as_ref()),
+            .unwrap_or(MANIFEST_NAME.as_ref()),
     );
     let other_files = match args.node && manifest.kind() == "Pod" {
         true => none_if_missing(other_files::gather_files(&own, &manifest))
@@ -50,10 +51,13 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
             .flatten(),
         false => None,
     };
-    // Must come before the runtime, which has threads.
-    let obstacle = args.node.then(|| node::find_obstacle(&manifest)).flatten();
+    // The test forks, so it must come before the runtime starts threads.
+    let obstacle = args
+        .node
+        .then(|| node::find_pass_obstacle(&manifest))
+        .flatten();
     let unconnected = match args.node {
-        true => block_on(node::find_unconnected(Path::new("/"), &manifest))?,
+        true => block_on(node::find_unconnected_shims(Path::new("/"), &manifest))?,
         false => Vec::new(),
     };
     let node = args.node.then(|| node::Facts {
@@ -67,14 +71,14 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
     });
     let client = args.kubeconfig.as_deref().map(Client::from_kubeconfig);
     let cluster = match client.and_then(|client| client.map_err(|error| missing(&error)).ok()) {
-        Some(client) => block_on(Cluster::ask(&client))?
+        Some(client) => block_on(Cluster::fetch(&client))?
             .map_err(|error| missing(&error))
             .ok(),
         None => None,
     };
-    // The running manifest, if `path` is another file that will replace it.
+    // If `path` is a file that will replace the running manifest, read the running one too.
     let running = (args.node && !is_static)
-        .then(|| read(&directory.join(FILE)).ok())
+        .then(|| read_manifest_text(&directory.join(MANIFEST_NAME)).ok())
         .flatten();
     let running = running.and_then(|text| Manifest::parse(&text).ok());
     let case = Case {

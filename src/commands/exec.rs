@@ -1,18 +1,18 @@
-//! `berth exec`: gives an apiserver its own address and becomes the apiserver, or stays as its
-//! supervisor.
+//! Runs `berth exec`, which gives an apiserver its own address and then becomes the apiserver, or
+//! stays as its supervisor.
 
 use super::{Exit, unavailable_error, usage_error};
 use anyhow::Context;
 use berth_exec::address;
-use berth_exec::args::{self, Replaced, Rewritten, Wanted};
-use berth_node::instance::InstanceId;
+use berth_exec::args::{self, ReplacedValue, RewrittenCommand, WantedValues};
+use berth_node::instance_id::InstanceId;
 use berth_node::ipc::{self, SocketFile};
 use berth_node::registry::instance::{Claimant, claim};
 use berth_node::registry::{BerthDir, RunDir};
 use berth_options::check;
 use berth_options::exec::ExecArgs;
 use berth_os::explained;
-use berth_os::process::{end_as, end_on_signals, go_on_as_child};
+use berth_os::process::{continue_as_child, end_on_signals, exit_like};
 use berth_shim::config::{PassMode, Place};
 use berth_supervisor::{Config, Supervisor, self_test};
 use std::io;
@@ -24,15 +24,16 @@ use std::process::Command;
 pub(super) fn run(args: &ExecArgs) -> anyhow::Result<Exit> {
     let place = check::check_exec(args).map_err(usage_error)?;
     end_on_signals().context("cannot handle signals")?;
-    carry_out(place, args).map_err(|error| unavailable_error(format!("{error:#}")))
+    rewrite_and_exec(place, args).map_err(|error| unavailable_error(format!("{error:#}")))
 }
 
-/// Claims the address, rewrites the arguments, and becomes the apiserver or its supervisor.
-fn carry_out(place: Place, args: &ExecArgs) -> anyhow::Result<Exit> {
+/// Claims an address, rewrites the apiserver's arguments, and becomes the apiserver or its
+/// supervisor.
+fn rewrite_and_exec(place: Place, args: &ExecArgs) -> anyhow::Result<Exit> {
     let argv = &args.command;
     let listen: Vec<_> = place.addresses().collect();
-    let (public, port) = (place.berth().ip(), place.berth().port());
-    let berth = RunDir::open(&place.run_dir)?.berth(place.berth())?;
+    let (public, port) = (place.berth_address().ip(), place.berth_address().port());
+    let berth = RunDir::open(&place.run_dir)?.berth(place.berth_address())?;
     let instance = place.instance.map_or_else(InstanceId::random, Ok)?;
     let advertise = args::advertise_address(argv).unwrap_or(public);
     let supervising = (args.pass != PassMode::Relay).then(|| listen_for_shims(&berth, &instance));
@@ -42,7 +43,7 @@ fn carry_out(place: Place, args: &ExecArgs) -> anyhow::Result<Exit> {
         _ => {}
     }
     if args.stay && !matches!(supervising, Some(Ok(_))) {
-        go_on_as_child().context("cannot start the process that becomes the apiserver")?;
+        continue_as_child().context("cannot start the process that becomes the apiserver")?;
     }
     let supervisor = supervising
         .as_ref()
@@ -62,11 +63,11 @@ fn carry_out(place: Place, args: &ExecArgs) -> anyhow::Result<Exit> {
     })?;
 
     let address = claim.record().address;
-    // Always Ok in practice: a record's address is in 127.0.0.0/8.
+    // A record's address is always in 127.0.0.0/8, so this is always an IPv4 address.
     let IpAddr::V4(ip) = address.ip() else {
         anyhow::bail!("{address} is no IPv4 address")
     };
-    let wanted = Wanted {
+    let wanted = WantedValues {
         address: ip,
         port,
         advertise: public,
@@ -80,13 +81,13 @@ fn carry_out(place: Place, args: &ExecArgs) -> anyhow::Result<Exit> {
     };
     let mut command = Command::new(program);
     command.args(arguments);
-    // The signal mask and ignored signals pass through unchanged, except SIGPIPE: Rust's runtime
-    // ignores SIGPIPE from the start, and `exec` restores its default.
+    // The apiserver inherits the signal mask and the ignored signals of this process. SIGPIPE is an
+    // exception: Rust's runtime ignores it, and `exec` restores its default.
     let error = match supervising {
         Some(Ok((shims, file))) => {
             let run = || {
                 claim
-                    .through_exec(|| command.exec())
+                    .keep_through_exec(|| command.exec())
                     .unwrap_or_else(io::Error::other)
             };
             match Supervisor::start(
@@ -101,18 +102,19 @@ fn carry_out(place: Place, args: &ExecArgs) -> anyhow::Result<Exit> {
                 Ok(supervisor) => {
                     let status = supervisor.run()?;
                     drop(file);
-                    end_as(status)
+                    exit_like(status)
                 }
                 Err(error) => error,
             }
         }
-        _ => claim.through_exec(|| command.exec())?,
+        _ => claim.keep_through_exec(|| command.exec())?,
     };
     let fix = suggest_fix(&error);
     Err(error).with_context(|| format!("cannot run {}{fix}", program.display()))
 }
 
-/// Checks that clients' sockets can be passed to a child, and listens for shims.
+/// Checks that clients' sockets can be passed to a child, and makes the socket on which shims
+/// connect to the supervisor.
 ///
 /// # Errors
 /// The obstacle and its fix.
@@ -130,7 +132,7 @@ fn listen_for_shims(
             path.display()
         ),
         _ => format!(
-            "cannot listen on {}: {error}: is the file system full or read-only?",
+            "cannot listen on {}: {error}: check that the file system is neither full nor read-only",
             path.display()
         ),
     })
@@ -140,9 +142,9 @@ fn log_changes(
     instance: &InstanceId,
     address: SocketAddr,
     advertise: IpAddr,
-    rewritten: &Rewritten,
+    rewritten: &RewrittenCommand,
 ) {
-    for Replaced { flag, was, now } in &rewritten.replaced {
+    for ReplacedValue { flag, was, now } in &rewritten.replaced {
         tracing::info!(flag, was = %was.display(), now, "argument replaced");
     }
     match &rewritten.kept_advertise {
@@ -167,10 +169,10 @@ fn log_changes(
 fn suggest_fix(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound => {
-            " (is it in this container, and in PATH? Else give its full path after --)"
+            " (check that the program is in this container and in PATH, or give its full path after --)"
         }
         io::ErrorKind::PermissionDenied => {
-            " (is it a file that this uid may execute, on a file system not mounted noexec, and may it search all of PATH?)"
+            " (check that this uid may execute the file and search all of PATH, and that the file system is not mounted noexec)"
         }
         _ => "",
     }

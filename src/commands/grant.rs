@@ -1,14 +1,14 @@
-//! `berth grant`: creates, prints or revokes credentials for the shims of a node.
+//! Runs `berth grant`, which creates, prints or revokes credentials for the shims of a node.
 
 use super::{
-    Exit, Refused, block_on, format_json, print, print_stderr, unavailable_error, usage_error,
+    CommandError, Exit, block_on, format_json, print, print_stderr, unavailable_error, usage_error,
 };
 use crate::cli::GrantArgs;
 use anyhow::Context;
 use berth_cluster::lease::NAMESPACE;
 use berth_cluster::{Access, Client};
-use berth_doctor::{ShimOf, shim_of};
-use berth_manifest::file::read;
+use berth_doctor::{ShimOf, find_shim};
+use berth_manifest::file::read_manifest_text;
 use berth_manifest::grant::{GrantError, GrantOptions, Granted, files, grant, objects, revoke};
 use berth_manifest::{Manifest, write_document};
 use berth_options::check::{self, Checks};
@@ -25,7 +25,7 @@ pub(super) fn run(args: &GrantArgs) -> anyhow::Result<Exit> {
     let nodes = check_nodes(args, &mut checks);
     if args.print {
         checks.finish(Some(())).map_err(usage_error)?;
-        return print(&objects_of(&nodes, args.json));
+        return print(&render_objects(&nodes, args.json));
     }
     let options = if args.revoke {
         None
@@ -33,11 +33,12 @@ pub(super) fn run(args: &GrantArgs) -> anyhow::Result<Exit> {
         check_options(args, &nodes, &mut checks)
     };
     let access = Access::read(&args.admin.kubeconfig).and_then(|access| {
-        let client = Client::new(&access).map_err(|mistake| mistake.of(&args.admin.kubeconfig))?;
+        let client =
+            Client::new(&access).map_err(|mistake| mistake.with_path(&args.admin.kubeconfig))?;
         Ok((access, client))
     });
     let checked = checks.finish(Some(()));
-    // Both kinds of errors are printed; a mistake in the options decides the exit status.
+    // If both are wrong, print this error too. The mistake in the options decides the exit status.
     if let (Err(_), Err(error)) = (&checked, &access) {
         print_stderr(error);
     }
@@ -48,9 +49,9 @@ pub(super) fn run(args: &GrantArgs) -> anyhow::Result<Exit> {
             let granted = block_on(grant(&access, &client, &options))?
                 .map_err(|error| grant_error(&error))?;
             print(&if args.json {
-                json_of(&granted)?
+                render_json(&granted)?
             } else {
-                text_of(&granted)
+                render_text(&granted)
             })
         }
         None => revoke_all(&client, &nodes, args.json),
@@ -63,14 +64,14 @@ fn grant_error(error: &GrantError) -> anyhow::Error {
     } else {
         Exit::Unavailable
     };
-    Refused {
+    CommandError {
         exit,
         why: vec![error.to_string()],
     }
     .into()
 }
 
-/// Names of the nodes. They become parts of objects' names.
+/// Returns the names of the nodes, after a check: each name becomes a part of objects' names.
 fn check_nodes(args: &GrantArgs, checks: &mut Checks) -> Vec<String> {
     let nodes = match &args.node[..] {
         [] => vec![read_node_name(Path::new("/proc")).unwrap_or_default()],
@@ -89,12 +90,12 @@ fn check_nodes(args: &GrantArgs, checks: &mut Checks) -> Vec<String> {
 }
 
 fn check_options(args: &GrantArgs, nodes: &[String], checks: &mut Checks) -> Option<GrantOptions> {
-    let shim = read(&args.manifest)
+    let shim = read_manifest_text(&args.manifest)
         .map_err(|error| error.to_string())
         .and_then(|text| {
             let manifest = Manifest::parse(&text)
                 .map_err(|problem| format!("{}:{problem}", args.manifest.display()))?;
-            Ok(shim_of(&manifest))
+            Ok(find_shim(&manifest))
         });
     if let (Err(why), true) = (&shim, args.listen.is_empty() || args.uid.is_none()) {
         checks.report(format!("--manifest: {why}; or give --listen and --uid"));
@@ -116,21 +117,22 @@ fn check_options(args: &GrantArgs, nodes: &[String], checks: &mut Checks) -> Opt
     let uid = args
         .uid
         .as_ref()
-        .map(|uid| checks.number("--uid", uid, 0..=u32::MAX - 1))
+        .map(|uid| checks.parse_number("--uid", uid, 0..=u32::MAX - 1))
         .or(of_manifest);
     if let Some(uid) = uid.filter(|uid| !geteuid().is_root() && *uid != geteuid().as_raw()) {
         checks.report(format!(
-            "--uid {uid}: only root can give files to another uid: run this as root"
+            "--uid {uid}: only root can give files to another uid: run berth as root"
         ));
     }
     let (server_name, ca) = shim.map_or((DEFAULT_NAME.into(), Vec::new()), |shim| {
-        let ca = shim.trusted();
+        let ca = shim.trusted_cas();
         (shim.server_name, ca)
     });
     let file = match &args.out {
         Some(file) => {
             let file = std::path::absolute(file).unwrap_or_else(|_| file.clone());
-            checks.ok_or_report(files::check(&file).map_err(|why| format!("--out {why}")));
+            checks
+                .ok_or_report(files::check_directory(&file).map_err(|why| format!("--out {why}")));
             Some(file)
         }
         None => {
@@ -176,12 +178,17 @@ fn revoke_all(client: &Client, nodes: &[String], as_json: bool) -> anyhow::Resul
     print(&text)
 }
 
-/// Formats all objects for the shims of the nodes, for a client that applies them.
-fn objects_of(nodes: &[String], as_json: bool) -> String {
+/// Formats the objects for the shims of the given nodes, as input for `kubectl apply` or a similar
+/// program.
+fn render_objects(nodes: &[String], as_json: bool) -> String {
     let shared = objects::shared_role(nodes.iter().map(String::as_str));
     let all = [objects::namespace_object(NAMESPACE), shared]
         .into_iter()
-        .chain(nodes.iter().flat_map(|node| objects::of_node(node)));
+        .chain(
+            nodes
+                .iter()
+                .flat_map(|node| objects::single_node_objects(node)),
+        );
     if as_json {
         return format!(
             "{:#}\n",
@@ -193,13 +200,13 @@ fn objects_of(nodes: &[String], as_json: bool) -> String {
         .join("---\n")
 }
 
-fn json_of(granted: &Granted) -> anyhow::Result<String> {
+fn render_json(granted: &Granted) -> anyhow::Result<String> {
     let mut value = serde_json::to_value(granted).context("cannot write JSON")?;
     value["version"] = json!(1);
     format_json(&value)
 }
 
-fn text_of(granted: &Granted) -> String {
+fn render_text(granted: &Granted) -> String {
     let Granted {
         service_account,
         may,
@@ -219,8 +226,8 @@ fn text_of(granted: &Granted) -> String {
     }
     let life = humantime::format_duration(Duration::from_secs(*seconds));
     text += &format!(
-        "{service_account}: each request was tried at {server}. The token is valid for {life}, until {expires}; a shim renews it after a \
-         third of that time. Mount {} as a directory, writable\n",
+        "{service_account}: each request was tried at {server}. The token is valid for {life}, until {expires}; a \
+         shim renews the token after a third of that time. Mount {} as a directory, writable\n",
         kubeconfig.parent().unwrap_or(Path::new("/")).display()
     );
     text

@@ -1,45 +1,47 @@
-//! `berth inject` and `berth eject`: manifests into and out of berth.
+//! Runs `berth inject` and `berth eject`, which put berth into a manifest and take it out again.
 
-use super::bridge::{command_without, is_on, run_under_bridge};
+use super::bridge::{command_line_without, is_bridge_on, run_under_bridge};
 use super::{Exit, print, print_stderr, refusal_error, unavailable_error, usage_error};
 use crate::cli::{InjectArgs, ManifestArgs};
 use berth_doctor::{Case, examine, node, other_files, text};
 use berth_manifest::edit::Edit;
-use berth_manifest::file::{Backups, is_in, read, replace, resolve_links, suggest_fix};
-use berth_manifest::inject::{Addresses, InjectOptions, Probing, inject_over};
+use berth_manifest::file::{
+    Backups, is_in_directory, read_manifest_text, replace_file, resolve_links, suggest_fix,
+};
+use berth_manifest::inject::{Addresses, InjectOptions, Probing, inject_with_backup};
 use berth_manifest::report::{Finding, Refusal, Severity};
 use berth_manifest::{Manifest, Problem, eject as ejecting, kubeadm};
-use berth_options::check::{self, Checks, Mistakes, READY, check_probe};
+use berth_options::check::{self, Checks, Mistakes, READY_PATH, check_probe};
 use berth_options::probe::{DEFAULT_NAME, ProbeArgs};
 use berth_shim::backend::probe::ProbeKind;
 use berth_upgrade::state::check_writable;
 use similar::TextDiff;
 use std::path::{Path, PathBuf};
 
-/// A kubelet's default directory of static pods.
-const MANIFESTS: &str = "/etc/kubernetes/manifests";
+/// The directory in which a kubelet looks for static pods by default.
+const MANIFEST_DIRECTORY: &str = "/etc/kubernetes/manifests";
 
 pub(super) fn inject(args: &InjectArgs) -> anyhow::Result<Exit> {
     let mut checks = Checks::default();
     let options = check_options(args, &mut checks);
-    let file = Target::check(&args.file, &mut checks);
+    let file = Target::check_manifest_args(&args.file, &mut checks);
     if let Some(directory) = &args.kubeadm_patch {
         file.check_directory("--kubeadm-patch", directory, &mut checks);
     }
     let (options, file) = checks
         .finish(options.map(|options| (options, file)))
         .map_err(usage_error)?;
-    let text = file.text()?;
-    let original = file.backup(&text)?.map(|(_, original)| original);
-    let outcome =
-        inject_over(&text, original, &options).map_err(|problems| file.refusal(&problems))?;
+    let text = file.read_text()?;
+    let original = file.find_backup(&text)?.map(|(_, original)| original);
+    let outcome = inject_with_backup(&text, original, &options)
+        .map_err(|problems| file.make_refusal(&problems))?;
     for note in &outcome.notes {
         print_stderr(format_args!("note: {note}"));
     }
     let injected = Some(&outcome.manifest).filter(|manifest| manifest.kind() == "Pod");
     let found = injected
         .into_iter()
-        .flat_map(|manifest| node::foresee(Path::new("/"), manifest));
+        .flat_map(|manifest| node::find_harm_to_clients(Path::new("/"), manifest));
     for Finding {
         place, cause, fix, ..
     } in found
@@ -56,9 +58,9 @@ pub(super) fn inject(args: &InjectArgs) -> anyhow::Result<Exit> {
     file.write_result(&text, &outcome.text, &outcome.edits, Some(&outcome.base))
 }
 
-/// Checks three things that the bridge cannot check: clients that the new shim would always refuse,
-/// errors that keep the shim from getting ready, and manifests in the same directory that the
-/// kubelet may run, too.
+/// Looks for three problems that the bridge cannot see: clients that the new shim would always
+/// refuse, errors that keep the shim from getting ready, and other manifests of the same pod in the
+/// kubelet's directory.
 fn diagnose_manifest(
     path: &Path,
     manifest: &Manifest,
@@ -67,7 +69,7 @@ fn diagnose_manifest(
     let name = "the new manifest";
     let gathered = node::Facts::gather(Path::new("/"), manifest);
     let facts = node::Facts {
-        obstacle: node::find_obstacle(manifest),
+        obstacle: node::find_pass_obstacle(manifest),
         ..gathered
     };
     let other_files = other_files::gather_files(path, manifest).ok();
@@ -86,32 +88,33 @@ fn diagnose_manifest(
 
 pub(super) fn eject(args: &ManifestArgs) -> anyhow::Result<Exit> {
     let mut checks = Checks::default();
-    let file = Target::check(args, &mut checks);
+    let file = Target::check_manifest_args(args, &mut checks);
     let file = checks.finish(Some(file)).map_err(usage_error)?;
-    let text = file.text()?;
-    if let Some((backup, original)) = file.backup(&text)? {
+    let text = file.read_text()?;
+    if let Some((backup, original)) = file.find_backup(&text)? {
         print_stderr(format_args!("note: the original is {}", backup.display()));
         return file.write_result(&text, &original, &[], None);
     }
     let parsed = Manifest::parse(&text);
-    // An eject that was killed at its end leaves a manifest without berth.
-    if parsed.as_ref().is_ok_and(ejecting::is_out) {
+    // If an eject was killed at its end, the manifest is already without berth, and there is
+    // nothing to undo.
+    if parsed.as_ref().is_ok_and(ejecting::is_without_berth) {
         return file.write_result(&text, &text, &[], None);
     }
     let ejected = parsed.and_then(|manifest| ejecting::undo_injection(&manifest));
-    let ejected = ejected.map_err(|problem| file.refusal(&[problem]))?;
+    let ejected = ejected.map_err(|problem| file.make_refusal(&[problem]))?;
     print_stderr("note: no backup matches this manifest, so each change by berth is undone");
     file.write_result(&text, &ejected.text, &ejected.edits, None)
 }
 
-/// The manifest to read, and the destination of the result.
+/// The manifest that is read, and the place to which the result is written.
 struct Target<'a> {
     args: &'a ManifestArgs,
     backups: Backups,
 }
 
 impl<'a> Target<'a> {
-    fn check(args: &'a ManifestArgs, checks: &mut Checks) -> Self {
+    fn check_manifest_args(args: &'a ManifestArgs, checks: &mut Checks) -> Self {
         let file = Self {
             args,
             backups: Backups::new(&args.state.state_dir),
@@ -125,10 +128,11 @@ impl<'a> Target<'a> {
         file
     }
 
-    /// Refuses a directory of manifests: the kubelet reads every file there as a manifest.
+    /// Reports a mistake if `directory` is one of manifests, because the kubelet reads every file
+    /// there as a manifest.
     fn check_directory(&self, option: &str, directory: &Path, checks: &mut Checks) {
-        let kubelets = resolve_links(directory) == resolve_links(Path::new(MANIFESTS));
-        if kubelets || is_in(&self.args.path, directory) {
+        let kubelets = resolve_links(directory) == resolve_links(Path::new(MANIFEST_DIRECTORY));
+        if kubelets || is_in_directory(&self.args.path, directory) {
             checks.report(format!(
                 "{option} {}: a kubelet reads every file in this directory as a manifest: give another directory",
                 directory.display()
@@ -140,7 +144,7 @@ impl<'a> Target<'a> {
         self.args.path == Path::new("-")
     }
 
-    fn name(&self) -> String {
+    fn manifest_name(&self) -> String {
         if self.is_stdin() {
             "standard input".into()
         } else {
@@ -148,30 +152,32 @@ impl<'a> Target<'a> {
         }
     }
 
-    fn text(&self) -> anyhow::Result<String> {
-        read(&self.args.path).map_err(refusal_error)
+    fn read_text(&self) -> anyhow::Result<String> {
+        read_manifest_text(&self.args.path).map_err(refusal_error)
     }
 
-    /// The original manifest and the path of its backup, if `text` is what berth wrote over it.
-    fn backup(&self, text: &str) -> anyhow::Result<Option<(PathBuf, String)>> {
+    /// Finds the backup of the original manifest. Returns `None` if `text` is not the manifest that
+    /// berth wrote in place of the original.
+    fn find_backup(&self, text: &str) -> anyhow::Result<Option<(PathBuf, String)>> {
         if self.is_stdin() {
             return Ok(None);
         }
         self.backups
-            .find(&self.args.path, text)
+            .find_original(&self.args.path, text)
             .map_err(unavailable_error)
     }
 
-    fn refusal(&self, problems: &[Problem]) -> anyhow::Error {
+    fn make_refusal(&self, problems: &[Problem]) -> anyhow::Error {
         usage_error(Mistakes(
             problems
                 .iter()
-                .map(|problem| format!("{}:{problem}", self.name()))
+                .map(|problem| format!("{}:{problem}", self.manifest_name()))
                 .collect(),
         ))
     }
 
-    /// Prints or writes the new text, and saves `original` if there is one.
+    /// Prints the new text or writes it to the file. Before it writes, saves `original` as a backup
+    /// if given.
     fn write_result(
         &self,
         old: &str,
@@ -181,7 +187,7 @@ impl<'a> Target<'a> {
     ) -> anyhow::Result<Exit> {
         if self.args.diff {
             edits.iter().for_each(print_stderr);
-            let name = self.name();
+            let name = self.manifest_name();
             let name = name.trim_start_matches('/');
             let (before, after) = (format!("a/{name}"), format!("b/{name}"));
             let diff = TextDiff::from_lines(old, new);
@@ -191,20 +197,23 @@ impl<'a> Target<'a> {
             return print(new);
         }
         if old == new {
-            print_stderr(format_args!("{} needs no change: not written", self.name()));
+            print_stderr(format_args!(
+                "{} needs no change: not written",
+                self.manifest_name()
+            ));
             return Ok(Exit::Ok);
         }
         check_writable(self.backups.directory(), &self.args.path).map_err(unavailable_error)?;
         if self.args.bridge {
             return run_under_bridge(
                 &["--manifest".as_ref(), self.args.path.as_os_str()],
-                &command_without("--bridge")?,
+                &command_line_without("--bridge")?,
             );
         }
-        if Manifest::parse(new).is_ok_and(|manifest| manifest.kind() == "Pod") && !is_on() {
+        if Manifest::parse(new).is_ok_and(|manifest| manifest.kind() == "Pod") && !is_bridge_on() {
             print_stderr(
-                "note: a kubelet that runs this file restarts kube-apiserver now, and clients are refused until it is ready: --write \
-                 --bridge prevents that (Linux 5.9)",
+                "note: a kubelet that runs this file restarts kube-apiserver now, and clients are refused until \
+                 kube-apiserver is ready: --write --bridge prevents that (Linux 5.9)",
             );
         }
         if !edits.is_empty() {
@@ -213,12 +222,12 @@ impl<'a> Target<'a> {
         if let Some(original) = original {
             let path = self
                 .backups
-                .keep(&self.args.path, original, new)
+                .keep_original(&self.args.path, original, new)
                 .map_err(unavailable_error)?;
             print_stderr(format_args!("the original is {}", path.display()));
         }
-        replace(&self.args.path, new).map_err(unavailable_error)?;
-        print_stderr(format_args!("{} is written", self.name()));
+        replace_file(&self.args.path, new).map_err(unavailable_error)?;
+        print_stderr(format_args!("{} is written", self.manifest_name()));
         Ok(Exit::Ok)
     }
 }
@@ -231,10 +240,10 @@ fn write_patches(
 ) -> anyhow::Result<Exit> {
     let listed = |problem| vec![problem];
     let patches = Manifest::parse(base).map_err(listed).and_then(|manifest| {
-        let (edits, _) = berth_manifest::inject::plan(&manifest, options)?;
+        let (edits, _) = berth_manifest::inject::plan_edits(&manifest, options)?;
         kubeadm::make_patches(&manifest, &edits).map_err(listed)
     });
-    let patches = patches.map_err(|problems| file.refusal(&problems))?;
+    let patches = patches.map_err(|problems| file.make_refusal(&problems))?;
     std::fs::create_dir_all(directory).map_err(|error| {
         let fix = suggest_fix("make", &error);
         unavailable_error(format!(
@@ -244,7 +253,7 @@ fn write_patches(
     })?;
     for patch in patches {
         let path = directory.join(patch.name);
-        replace(&path, &patch.text).map_err(unavailable_error)?;
+        replace_file(&path, &patch.text).map_err(unavailable_error)?;
         print_stderr(format_args!("{} is written", path.display()));
     }
     Ok(Exit::Ok)
@@ -268,11 +277,11 @@ fn check_options(args: &InjectArgs, checks: &mut Checks) -> Option<InjectOptions
     } else {
         let listen = check::check_addresses(&args.listen, checks);
         if let Some(listen) = &listen {
-            check::check_beside_instance(listen, checks);
+            check::check_instance_listen_addresses(listen, checks);
         }
         listen.map(Addresses::Given)
     };
-    check_probe(&args.probe, READY, false, checks);
+    check_probe(&args.probe, READY_PATH, false, checks);
     let probing = build_probing(&args.probe, checks);
     Some(InjectOptions {
         image: args.image.clone(),
@@ -285,8 +294,8 @@ fn check_options(args: &InjectArgs, checks: &mut Checks) -> Option<InjectOptions
     })
 }
 
-/// Checks the path of the shim's kubeconfig. Its directory is mounted at the same path, and should
-/// hold nothing else.
+/// Checks the path of the shim's kubeconfig. The kubeconfig's directory is mounted into the
+/// container at the same path, and should contain nothing else.
 fn check_service(kubeconfig: Option<&str>, checks: &mut Checks) -> Option<String> {
     let kubeconfig = kubeconfig?;
     let directory = Path::new(kubeconfig)
@@ -305,7 +314,7 @@ fn check_service(kubeconfig: Option<&str>, checks: &mut Checks) -> Option<String
     Some(kubeconfig.to_owned())
 }
 
-/// Translates the probe's options into environment variables of the containers.
+/// Turns the probe's options into environment variables for the containers.
 fn build_probing(args: &ProbeArgs, checks: &mut Checks) -> Probing {
     let files = [
         ("--probe-ca", "BERTH_PROBE_CA", &args.probe_ca),

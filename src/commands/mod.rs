@@ -1,4 +1,4 @@
-//! The subcommands, one file each: from checked options to an exit status.
+//! Runs the subcommands. Each has a file, which turns its options into an exit status.
 //!
 //! This file has the common parts of the subcommands: exit statuses, the log, and the dispatch.
 
@@ -37,7 +37,7 @@ mod status;
 #[cfg(feature = "operate")]
 mod upgrade;
 
-/// Result of a command, as an exit status after sysexits(3).
+/// Result of a command. Each variant is an exit status, most of them from sysexits(3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
     /// 0: done.
@@ -54,10 +54,10 @@ pub enum Exit {
     Busy,
     /// 74 (EX_IOERR): standard output cannot be written.
     Output,
-    /// 75 (EX_TEMPFAIL): neither done nor undone, and the next step is printed; or neither yes nor
-    /// no.
+    /// 75 (EX_TEMPFAIL): a change was begun and neither completed nor undone, and the next step is
+    /// printed. Or the answer is neither yes nor no.
     Again,
-    /// The exit status of the child.
+    /// The exit status of the program that berth ran as its child.
     Child(u8),
 }
 
@@ -77,8 +77,8 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// Prints a line on standard error. A write error, from a closed pipe for example, is ignored;
-/// `eprintln!` would panic.
+/// Prints a line on standard error. Ignores errors of the write, for example of a closed pipe, on
+/// which `eprintln!` would panic.
 fn print_stderr(line: impl Display) {
     let _ = writeln!(
         io::stderr(),
@@ -98,9 +98,9 @@ fn format_json(value: &impl Serialize) -> anyhow::Result<String> {
     Ok(serde_json::to_string_pretty(value).context("cannot write JSON")? + "\n")
 }
 
-/// Numbers steps, one per line.
+/// Formats a list of steps, each on a line with its number.
 #[cfg(feature = "operate")]
-fn number_steps(steps: &[String]) -> String {
+fn format_numbered_steps(steps: &[String]) -> String {
     steps
         .iter()
         .enumerate()
@@ -116,7 +116,7 @@ fn check_printed(result: io::Result<()>) -> anyhow::Result<Exit> {
             let why = format!(
                 "cannot write to standard output (free space there, or redirect it): {error}"
             );
-            Err(Refused {
+            Err(CommandError {
                 exit: Exit::Output,
                 why: vec![why],
             }
@@ -126,24 +126,25 @@ fn check_printed(result: io::Result<()>) -> anyhow::Result<Exit> {
     }
 }
 
-/// Reason why a command ends early, other than a bug: lines for its user, and the exit status.
+/// Reason why a command ends early, other than a bug in berth: lines for its user, and the exit
+/// status.
 #[derive(Debug)]
-struct Refused {
+struct CommandError {
     exit: Exit,
     why: Vec<String>,
 }
 
-impl std::error::Error for Refused {}
+impl std::error::Error for CommandError {}
 
-impl Display for Refused {
+impl Display for CommandError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.why.join("; "))
     }
 }
 
-/// An error in the command line.
+/// Makes the error for a wrong command line (exit status 64).
 fn usage_error(mistakes: Mistakes) -> anyhow::Error {
-    Refused {
+    CommandError {
         exit: Exit::Usage,
         why: mistakes.0,
     }
@@ -152,7 +153,7 @@ fn usage_error(mistakes: Mistakes) -> anyhow::Error {
 
 /// A missing requirement.
 fn unavailable_error(error: impl Display) -> anyhow::Error {
-    Refused {
+    CommandError {
         exit: Exit::Unavailable,
         why: vec![error.to_string()],
     }
@@ -167,10 +168,11 @@ fn refusal_error(refusal: impl Into<berth_manifest::report::Refusal>) -> anyhow:
         Refusal::Unavailable(errors) => (Exit::Unavailable, errors),
         Refusal::Errors => (Exit::No, Vec::new()),
     };
-    Refused { exit, why }.into()
+    CommandError { exit, why }.into()
 }
 
-/// Exit status of a child, as in a shell: 128 and the signal's number if a signal ended the child.
+/// Returns the exit status for a child that has ended. As in a shell, the status is 128 plus the
+/// signal's number if a signal ended the child.
 fn exit_code(status: ExitStatus) -> u8 {
     let code = status
         .code()
@@ -179,22 +181,22 @@ fn exit_code(status: ExitStatus) -> u8 {
     u8::try_from(code).unwrap_or(u8::MAX)
 }
 
-/// Runs a future on the calling thread. The children of `berth run` get a signal when the thread
-/// that started them ends.
+/// Runs a future on the calling thread, and on no other: a child of `berth run` gets a signal when
+/// the thread that started it ends.
 fn block_on<T>(future: impl Future<Output = T>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .context("no runtime")?;
     let result = runtime.block_on(future);
-    // A thread that waits for a disk must not keep the process from ending.
+    // A thread may still wait for a disk. It must not keep this process from ending.
     runtime.shutdown_background();
     Ok(result)
 }
 
-/// Sets up the log on standard error. A second call does nothing. With `relays`, writing a line
-/// never blocks.
-fn init_log(args: &LogArgs, relays: bool) -> Option<log::Flush> {
+/// Sets up the log on standard error. If it is set up already, does nothing. For a command that
+/// relays (`relays`), writing a line never blocks.
+fn init_log(args: &LogArgs, relays: bool) -> Option<log::FlushGuard> {
     let level = match args.log_level {
         LogLevel::Error => LevelFilter::ERROR,
         LogLevel::Warn => LevelFilter::WARN,
@@ -202,12 +204,14 @@ fn init_log(args: &LogArgs, relays: bool) -> Option<log::Flush> {
         LogLevel::Debug => LevelFilter::DEBUG,
         LogLevel::Trace => LevelFilter::TRACE,
     };
-    let (writer, flush) = match relays.then(log::Lines::to_stderr) {
+    let (writer, flush) = match relays.then(log::LineWriter::to_stderr) {
         Some(Ok((lines, flush))) => (BoxMakeWriter::new(lines), Some(flush)),
-        // Without a thread, lines are written directly.
+        // For a command that does not relay, and if the writing thread cannot be started, write
+        // lines directly.
         Some(Err(_)) | None => (BoxMakeWriter::new(io::stderr), None),
     };
-    // The subscriber's message about a failed write would panic if standard error is closed.
+    // Turn off the subscriber's own message about a failed write: it would panic if standard error
+    // is closed.
     let builder = tracing_subscriber::fmt()
         .with_max_level(level)
         .with_writer(writer)
@@ -224,7 +228,7 @@ fn init_log(args: &LogArgs, relays: bool) -> Option<log::Flush> {
     flush
 }
 
-/// Runs a subcommand. Prints an error once, with all causes.
+/// Runs a subcommand. If it fails, prints the error once, with all its causes.
 pub fn dispatch(cli: Cli) -> ExitCode {
     let _flush = init_log(
         &cli.log,
@@ -270,10 +274,11 @@ fn print_completions(shell: clap_complete::Shell) -> anyhow::Result<Exit> {
     print(&String::from_utf8(script)?)
 }
 
-/// Prints clap's message instead of running a subcommand: a mistake, the help or the version.
+/// Prints what clap has to say instead of running a subcommand: a mistake in the command line, the
+/// help, or the version.
 pub fn print_clap_message(mut error: clap::Error) -> ExitCode {
     if let Some(suggestion) = suggest_command(&error) {
-        // Clap's suggestion, the most similar word, would be a wrong one.
+        // clap suggests the most similar word, which is wrong here: berth knows the right command.
         let _ = (
             error.remove(ContextKind::SuggestedSubcommand),
             error.remove(ContextKind::SuggestedArg),
@@ -285,7 +290,8 @@ pub fn print_clap_message(mut error: clap::Error) -> ExitCode {
     } else if let Some(ContextValue::StyledStrs(mut suggestions)) =
         error.remove(ContextKind::Suggested)
     {
-        // A misspelled option or command is never meant as a value.
+        // Drop clap's advice "to pass … as a value": nobody means a misspelled option or command as
+        // a value.
         suggestions.retain(|suggestion| !suggestion.to_string().starts_with("to pass "));
         error.insert(
             ContextKind::Suggested,
@@ -300,10 +306,10 @@ pub fn print_clap_message(mut error: clap::Error) -> ExitCode {
     }
 }
 
-/// Words that other tools use for a command or an option: berth's command, the words, and the right
-/// command line.
+/// Words that other tools have for a command or an option, and that users may try. An entry has the
+/// subcommand of berth before the words, the words, and the right command line.
 #[cfg(feature = "operate")]
-const FOREIGN_WORDS: [(&str, &[&str], &str); 11] = [
+const OTHER_TOOLS_WORDS: [(&str, &[&str], &str); 11] = [
     ("", &["install"], "berth inject --image IMAGE"),
     ("", &["uninstall", "remove"], "berth eject"),
     (
@@ -341,7 +347,7 @@ const FOREIGN_WORDS: [(&str, &[&str], &str); 11] = [
     ("status", &["-w", "--watch"], "watch berth status"),
 ];
 
-/// Suggests the right command line for a common mistake.
+/// Suggests the right command line for a word of [`OTHER_TOOLS_WORDS`].
 #[cfg(feature = "operate")]
 fn suggest_command(error: &clap::Error) -> Option<String> {
     let context = |kind| error.get(kind).map(ToString::to_string);
@@ -355,7 +361,7 @@ fn suggest_command(error: &clap::Error) -> Option<String> {
     let (command, None) = (commands.next().unwrap_or_default(), commands.next()) else {
         return None;
     };
-    if let Some((.., right)) = FOREIGN_WORDS
+    if let Some((.., right)) = OTHER_TOOLS_WORDS
         .iter()
         .find(|(of, words, _)| *of == command && words.contains(&&*wrong))
     {
@@ -404,7 +410,7 @@ fn suggest_upgrade(version: &str) -> String {
 
 fn exit_code_of(result: anyhow::Result<Exit>) -> ExitCode {
     let exit = result.unwrap_or_else(|error| {
-        if let Some(Refused { exit, why }) = error.downcast_ref() {
+        if let Some(CommandError { exit, why }) = error.downcast_ref() {
             why.iter().for_each(print_stderr);
             return *exit;
         }

@@ -1,4 +1,4 @@
-//! `berth rehearse`, and the simulated apiserver that a rehearsal starts.
+//! Runs `berth rehearse`, and the simulated apiserver that a rehearsal starts.
 
 use super::{Exit, block_on, print, print_stderr, unavailable_error, usage_error};
 use crate::cli::{RehearseArgs, StandInArgs};
@@ -6,7 +6,7 @@ use berth_options::check::Mistakes;
 use berth_rehearse::config::Plan;
 use berth_rehearse::record::data::{Run, Verdict};
 use berth_rehearse::report::table;
-use berth_rehearse::testbed::{address::NETNS, netns, simulated};
+use berth_rehearse::testbed::{address::NETNS_ADDRESS, netns, simulated};
 use berth_rehearse::{Aborted, Error, Rehearsed, rehearse, report};
 
 mod check;
@@ -15,27 +15,28 @@ pub(super) fn run(args: &RehearseArgs) -> anyhow::Result<Exit> {
     let plan = check::check_options(args).and_then(|plan| raise_file_limit(&plan).map(|()| plan));
     let mut plan = plan.map_err(usage_error)?;
     if plan.netns {
-        // Must come before any other thread starts.
-        netns::enter_netns(*NETNS.ip()).map_err(unavailable_error)?;
+        // Enter the namespace before other threads start, because they would stay outside of it.
+        netns::enter_netns(*NETNS_ADDRESS.ip()).map_err(unavailable_error)?;
     }
     let outcome = block_on(async {
         plan.ask_versions().await?;
         Ok(rehearse(&plan).await)
     })?;
     let outcome = outcome.map_err(usage_error)?;
-    // Files are written even if standard output cannot be written.
+    // The files below are written even if this write to standard output fails.
     let exit = print_results(&plan, &outcome, args.verbose);
     if args.json.is_none() && args.report.is_none() {
         return exit;
     }
-    let report = report::assemble(&plan, outcome, &repeat_command(args, &plan));
+    let report = report::assemble(&plan, outcome, &repeating_command(args, &plan));
     report::write(&report, args.json.as_deref(), args.report.as_deref())
         .map_err(unavailable_error)?;
     exit
 }
 
-/// The command line to repeat this rehearsal: environment variables, options, and the seed.
-fn repeat_command(args: &RehearseArgs, plan: &Plan) -> Vec<String> {
+/// Returns the command line that repeats this rehearsal: with its environment variables, its
+/// options and its seed.
+fn repeating_command(args: &RehearseArgs, plan: &Plan) -> Vec<String> {
     let set =
         std::env::vars_os().map(|(name, value)| format!("{}={}", name.display(), value.display()));
     let mut set: Vec<String> = set
@@ -58,7 +59,7 @@ fn repeat_command(args: &RehearseArgs, plan: &Plan) -> Vec<String> {
         .collect()
 }
 
-/// Prints the results of a rehearsal, complete or aborted.
+/// Prints the results of a rehearsal, also of one that was aborted.
 fn print_results(plan: &Plan, outcome: &Rehearsed, verbose: bool) -> anyhow::Result<Exit> {
     let mut text = String::new();
     let runs: Vec<_> = outcome
@@ -68,7 +69,7 @@ fn print_results(plan: &Plan, outcome: &Rehearsed, verbose: bool) -> anyhow::Res
         .collect();
     for (via, ran) in &runs {
         if plan.runs.len() > 1 {
-            text.push_str(&format!("\n{}\n\n", via.way()));
+            text.push_str(&format!("\n{}\n\n", via.describe()));
         }
         match outcome.failed.iter().find(|(failed, _)| failed == via) {
             None => text.push_str(&table::render(ran, verbose)),
@@ -110,18 +111,17 @@ pub(super) fn stand_in(args: &StandInArgs) -> anyhow::Result<Exit> {
     })
 }
 
-/// Raises the limit of open files, which children inherit. Fails if the load could exceed the
-/// limit.
+/// Raises this process's limit of open files, which its children inherit. Fails if the load may
+/// need more open files.
 fn raise_file_limit(plan: &Plan) -> Result<(), Mistakes> {
     let load = &plan.load;
     match berth_os::process::raise_file_limit() {
-        Ok(limit) if limit < load.descriptors() => Err(Mistakes(vec![format!(
-            "--rate {}, --watches {} and --storm {} may need {} open files, and the limit is {limit}: \
-             raise it (ulimit -n) or give less",
+        Ok(limit) if limit < load.max_descriptors() => Err(Mistakes(vec![format!(
+            "--rate {}, --watches {} and --storm {} may need {} open files, and the limit is {limit}: raise the limit (ulimit -n), or give lower numbers",
             load.rate,
             load.watches,
             load.storm,
-            load.descriptors()
+            load.max_descriptors()
         )])),
         _ => Ok(()),
     }

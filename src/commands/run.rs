@@ -1,8 +1,8 @@
-//! `berth run`: the shim, with `berth exec` as a child.
+//! Runs `berth run`: a shim in this process, and `berth exec` as its child.
 //!
-//! The child stays between this process, which has several threads, and the apiserver: the kernel
-//! signals the child once for each thread of a dying parent, and kube-apiserver exits at once on a
-//! second SIGTERM.
+//! The child does not become the apiserver, but stays as its parent. This process has several
+//! threads: if it dies, the kernel signals the child once for each thread, and kube-apiserver would
+//! exit at once on a second SIGTERM.
 //!
 //! The child gets SIGTERM when the shim has left the group and every client that sent something has
 //! its first byte, so that no connection begins at an apiserver that is stopping. Then the shim
@@ -28,7 +28,7 @@ use tokio::sync::watch;
 
 pub(super) fn run(args: &RunArgs, log: &LogArgs) -> anyhow::Result<Exit> {
     let config = check::check_run(args).map_err(usage_error)?;
-    args.shim.speedup.apply();
+    args.shim.speedup.speed_up_process();
     block_on(async {
         let mut signals = Signals::new()?;
         let bound = build_shim(config, &mut signals).await?;
@@ -40,8 +40,8 @@ pub(super) fn run(args: &RunArgs, log: &LogArgs) -> anyhow::Result<Exit> {
     })?
 }
 
-/// Starts `berth exec` with the same place and command, in its own process group: Ctrl-C on a
-/// terminal is then passed on once, by this process, as SIGTERM.
+/// Starts `berth exec` for the same berth, instance and command. The child has its own process
+/// group, so a Ctrl-C on a terminal does not reach it: this process passes it on, once, as SIGTERM.
 fn start_exec(bound: &Bound, args: &RunArgs, log: &LogArgs) -> std::io::Result<Child> {
     let mut command = std::process::Command::new("/proc/self/exe");
     command.arg0("berth").args(["exec", "--stay"]);
@@ -73,7 +73,7 @@ fn start_exec(bound: &Bound, args: &RunArgs, log: &LogArgs) -> std::io::Result<C
     tokio::process::Command::from(command).spawn()
 }
 
-/// Serves until the child and its connections have ended.
+/// Serves clients until the child has ended and the shim has drained its connections.
 async fn supervise(
     bound: Bound,
     child: &mut Child,
@@ -94,7 +94,8 @@ async fn supervise(
         tokio::select! {
             _ = &mut serving, if !drained => {
                 drained = true;
-                // Kill only now: clients would read the child's end as the end of a response.
+                // Kill the child only now that the shim has ended: a connected client would take
+                // the child's end for the end of a response.
                 if *stop.borrow() == Stop::Now {
                     signal_child(child, Signal::SIGKILL);
                 }
@@ -114,16 +115,16 @@ async fn supervise(
                 }
                 stop.send_modify(|stop| *stop = (*stop).max(Stop::Drain));
             }
-            // The shim also leaves the group while its apiserver fails probes and a sibling is
-            // joined, which is no reason to end the apiserver.
-            () = answered.wait(),
+            // Wait only if the shim stops. A shim also leaves the group while its apiserver fails
+            // probes and a sibling is joined, but that is no reason to end the apiserver.
+            () = answered.wait_until_stoppable(),
                 if !terminated && ended.is_none() && *stop.borrow() >= Stop::Drain =>
             {
                 terminated = true;
                 signal_child(child, Signal::SIGTERM);
             }
             () = signals.next() => {
-                stop.send_modify(Signals::escalate);
+                stop.send_modify(Signals::escalate_stop);
                 if drained && *stop.borrow() == Stop::Now {
                     signal_child(child, Signal::SIGKILL);
                 }
@@ -133,7 +134,7 @@ async fn supervise(
 }
 
 fn signal_child(child: &Child, signal: Signal) {
-    // A child without an ID has ended and was waited for.
+    // If the child has ended and was waited for, it has no ID any more.
     let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()) else {
         return;
     };

@@ -1,6 +1,6 @@
-//! `berth serve`: the shim of a sidecar.
+//! Runs `berth serve`, the shim in a sidecar of an apiserver's pod.
 
-use super::{Exit, Refused, block_on, unavailable_error, usage_error};
+use super::{CommandError, Exit, block_on, unavailable_error, usage_error};
 use berth_options::check::{self, Mistakes};
 use berth_options::shim::ServeArgs;
 use berth_os::signals;
@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 pub(super) fn run(args: &ServeArgs) -> anyhow::Result<Exit> {
     let config = check::check_serve(args).map_err(usage_error)?;
-    args.shim.speedup.apply();
+    args.shim.speedup.speed_up_process();
     block_on(async {
         let mut signals = Signals::new()?;
         let bound = build_shim(config, &mut signals).await?;
@@ -22,17 +22,18 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<Exit> {
         loop {
             tokio::select! {
                 _ = &mut serving => return Ok(Exit::Ok),
-                () = signals.next() => { stop.send_modify(Signals::escalate); }
+                () = signals.next() => { stop.send_modify(Signals::escalate_stop); }
             }
         }
     })?
 }
 
-/// Builds a shim. A signal ends the wait for a port, because nothing is served yet.
+/// Builds a shim. If a signal comes while the shim waits for a port, this process ends, because
+/// nothing is served yet.
 pub(super) async fn build_shim(config: Config, signals: &mut Signals) -> anyhow::Result<Bound> {
     let built = tokio::select! {
         built = app::build_shim(config) => built,
-        () = signals.next() => return Err(Refused { exit: Exit::Ok, why: Vec::new() }.into()),
+        () = signals.next() => return Err(CommandError { exit: Exit::Ok, why: Vec::new() }.into()),
     };
     built.map_err(|error| match error {
         BuildError::Probe(mistake) => usage_error(Mistakes(vec![mistake])),
@@ -40,8 +41,8 @@ pub(super) async fn build_shim(config: Config, signals: &mut Signals) -> anyhow:
     })
 }
 
-/// Handlers of SIGTERM and SIGINT. Create them before any wait: for the first process of a PID
-/// namespace the kernel drops signals without a handler.
+/// Receives SIGTERM and SIGINT. Create this value before any wait: if this process is the first one
+/// of a PID namespace, the kernel drops signals that have no handler.
 pub(super) struct Signals(signals::Signals);
 
 impl Signals {
@@ -52,14 +53,15 @@ impl Signals {
         ])?))
     }
 
-    /// Waits for the next signal.
+    /// Waits for the next of the two signals, and logs it.
     pub(super) async fn next(&mut self) {
         let signal = self.0.next().await;
         tracing::info!("{signal}");
     }
 
-    /// Applies one more signal: the first signal drains, the second ends the shim.
-    pub(super) fn escalate(stop: &mut Stop) {
+    /// Raises the stop level at a signal: the first signal makes the shim drain, the second one
+    /// ends it.
+    pub(super) fn escalate_stop(stop: &mut Stop) {
         *stop = if *stop < Stop::Drain {
             Stop::Drain
         } else {

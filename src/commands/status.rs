@@ -1,4 +1,4 @@
-//! `berth status`: the berths and apiservers on this node.
+//! Runs `berth status`, which lists the berths and apiservers on this node.
 
 use super::{Exit, block_on, format_json, print, print_stderr, unavailable_error};
 use crate::cli::StatusArgs;
@@ -15,8 +15,8 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-/// Version of the JSON form.
-const VERSION: u32 = 1;
+/// Version of the JSON form of the output.
+const JSON_VERSION: u32 = 1;
 
 pub(super) fn run(args: &StatusArgs) -> anyhow::Result<Exit> {
     let node = RunDirSnapshot::read(args.run_dir.run_dir.as_deref()).map_err(unavailable_error)?;
@@ -24,31 +24,31 @@ pub(super) fn run(args: &StatusArgs) -> anyhow::Result<Exit> {
     let rows = block_on(async {
         let mut rows = Vec::new();
         for known in node.instances {
-            rows.push(Row::ask(known).await);
+            rows.push(Row::ask_shim(known).await);
         }
         rows
     })?;
     let exit = match rows.is_empty() {
         true => Exit::Unavailable,
-        false if rows.iter().any(Row::hangs) => Exit::No,
+        false if rows.iter().any(Row::shim_hangs) => Exit::No,
         false => Exit::Ok,
     };
     print(&match args.json {
         true => format_json(&Document {
-            version: VERSION,
+            version: JSON_VERSION,
             instances: rows,
         })?,
-        false if rows.is_empty() => no_berth(&node.path),
+        false if rows.is_empty() => describe_no_berth(&node.path),
         false => format_table(&rows, SystemTime::now()),
     })?;
     Ok(exit)
 }
 
-fn no_berth(run_dir: &Path) -> String {
+fn describe_no_berth(run_dir: &Path) -> String {
     let root = if geteuid().is_root() {
         ""
     } else {
-        "run this as root, or "
+        "run berth as root, or "
     };
     format!(
         "no berth on this node: the run directory {} has none ({root}--run-dir names another directory)\n",
@@ -56,22 +56,22 @@ fn no_berth(run_dir: &Path) -> String {
     )
 }
 
-/// An instance and its shim's status.
+/// A row of the output: an instance, and the status of its shim.
 #[derive(Debug, Serialize)]
 struct Row {
     berth: SocketAddr,
     instance: String,
-    /// The record of `berth exec`.
+    /// The record that `berth exec` wrote for the instance. `None` if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     record: Option<Record>,
-    /// True if the recorded process lives.
+    /// True if the process that the record names is alive.
     running: bool,
     #[serde(
         skip_serializing_if = "Option::is_none",
         serialize_with = "serialize_shim"
     )]
     shim: Option<Status>,
-    /// The error of the status request.
+    /// Reason why the shim did not send its status.
     #[serde(skip_serializing_if = "Option::is_none")]
     silent: Option<String>,
     #[serde(skip)]
@@ -87,7 +87,7 @@ fn serialize_shim<S: Serializer>(shim: &Option<Status>, to: S) -> Result<S::Ok, 
 }
 
 impl Row {
-    async fn ask(known: KnownInstance) -> Self {
+    async fn ask_shim(known: KnownInstance) -> Self {
         let asked = match known.berth.socket_path(&known.id) {
             Ok(path) => ipc::request_status(&path, ipc::PATIENCE)
                 .await
@@ -110,14 +110,15 @@ impl Row {
         }
     }
 
-    /// True if the shim runs and does not answer. The state of its instance is then unknown.
-    fn hangs(&self) -> bool {
+    /// True if the shim's process runs but does not answer. The state of its instance is then
+    /// unknown.
+    fn shim_hangs(&self) -> bool {
         self.silent
             .as_ref()
             .is_some_and(|why| why.contains(ipc::HANGS))
     }
 
-    fn own(&self) -> Option<&InstanceStatus> {
+    fn own_instance_status(&self) -> Option<&InstanceStatus> {
         self.shim
             .as_ref()?
             .instances
@@ -125,10 +126,10 @@ impl Row {
             .find(|instance| instance.own)
     }
 
-    fn cells(&self, now: SystemTime) -> [String; 10] {
+    fn format_cells(&self, now: SystemTime) -> [String; 10] {
         let none = || "-".to_owned();
         let shim = self.shim.as_ref();
-        let own = self.own();
+        let own = self.own_instance_status();
         let address = own
             .map(|own| own.address)
             .or(self.record.as_ref().map(|record| record.address));
@@ -149,7 +150,7 @@ impl Row {
         };
         let last = match (self.running || own.is_some(), probe) {
             _ if discover => shim.map_or_else(none, of_node),
-            (_, Some(why)) if self.hangs() => why,
+            (_, Some(why)) if self.shim_hangs() => why,
             (true, Some(_)) if shim.is_none() && !self.socket => "no shim of its own".into(),
             (true, Some(probe)) => probe,
             (true, None) => none(),
@@ -162,7 +163,7 @@ impl Row {
             shim.map_or_else(none, |shim| shim.state.as_str().to_owned()),
             match own {
                 Some(own) => own.health.as_str().to_owned(),
-                None if discover || (self.hangs() && self.record.is_none()) => none(),
+                None if discover || (self.shim_hangs() && self.record.is_none()) => none(),
                 None if self.running => "running".into(),
                 None => "ended".into(),
             },
@@ -185,7 +186,7 @@ struct Document {
 }
 
 fn format_table(rows: &[Row], now: SystemTime) -> String {
-    const HEAD: [&str; 10] = [
+    const TABLE_HEAD: [&str; 10] = [
         "BERTH",
         "INSTANCE",
         "SHIM",
@@ -197,7 +198,7 @@ fn format_table(rows: &[Row], now: SystemTime) -> String {
         "SINCE",
         "LAST PROBE",
     ];
-    let mut text = align_columns(HEAD, rows.iter().map(|row| row.cells(now)));
+    let mut text = align_columns(TABLE_HEAD, rows.iter().map(|row| row.format_cells(now)));
     for remark in [
         describe_fail_open,
         describe_foreign_listeners,
@@ -228,7 +229,7 @@ fn describe_foreign_listeners(shim: &Status) -> Option<String> {
     };
     Some(format!(
         "the port is shared with {listeners} that no responding shim holds and that get a share of new connections: find \
-         the process with `ss -ltnp`; end a shim that hangs, and stop any other program"
+         the processes with `ss -ltnp`, end a shim that hangs, and stop any other program"
     ))
 }
 
@@ -243,7 +244,10 @@ fn describe_gate_queue(shim: &Status) -> Option<String> {
         "{waiting} clients wait for their turn, {openings} of {limit} TLS handshakes are in flight"
     );
     if let Some(LongestQueue { source, clients }) = longest {
-        let _ = write!(text, "; most of them came from {source}: {clients}");
+        let _ = write!(
+            text,
+            "; the source with most waiting clients is {source}: {clients}"
+        );
     }
     Some(text)
 }
@@ -260,7 +264,7 @@ fn describe_relay_mode(shim: &Status) -> Option<String> {
     }
 }
 
-/// Aligns columns, two spaces apart.
+/// Formats rows as columns that are aligned and two spaces apart.
 fn align_columns<const N: usize>(
     head: [&str; N],
     rows: impl Iterator<Item = [String; N]>,
@@ -286,7 +290,7 @@ fn align_columns<const N: usize>(
     text
 }
 
-/// The time since a moment, shortened.
+/// Formats the time since `since` in its largest unit.
 fn format_age(since: &str, now: SystemTime) -> String {
     let age = humantime::parse_rfc3339(since)
         .ok()
@@ -294,7 +298,7 @@ fn format_age(since: &str, now: SystemTime) -> String {
     format_time(age.unwrap_or_default())
 }
 
-/// A time in its largest unit.
+/// Formats a time in whole units, such as `90s`, `5m`, `3h` or `2d`.
 fn format_time(time: Duration) -> String {
     match time.as_secs() {
         seconds @ 0..120 => format!("{seconds}s"),
@@ -308,7 +312,8 @@ fn format_time(time: Duration) -> String {
 mod tests {
     use super::*;
 
-    /// A row of a shim, with `passing` added to its instance.
+    /// Makes a row with the status of a shim. `passing` has further fields of the instance's
+    /// status.
     fn test_row(instance: &str, passing: &serde_json::Value) -> Row {
         let mut own = serde_json::json!({
             "instance": instance, "address": "127.14.2.64:6443", "own": true, "standing": "ready",
@@ -354,7 +359,7 @@ b of 10.0.0.5:6443: clients are relayed: the kernel is 5.15
     }
 
     #[test]
-    fn ages_are_short() {
+    fn an_age_is_formatted_as_one_number_with_a_unit() {
         let now = humantime::parse_rfc3339("2026-01-03T00:00:00Z").unwrap();
         assert_eq!(format_age("2026-01-02T23:59:01Z", now), "59s");
         assert_eq!(format_age("2026-01-02T23:00:00Z", now), "60m");

@@ -1,14 +1,16 @@
-//! `berth upgrade`: from options to an exit status.
+//! Runs `berth upgrade`: turns its options into an upgrade, and the upgrade's result into an exit
+//! status.
 
 use super::{
-    Exit, block_on, is_version, number_steps, print, refusal_error, suggest_upgrade, usage_error,
+    Exit, block_on, format_numbered_steps, is_version, print, refusal_error, suggest_upgrade,
+    usage_error,
 };
 use crate::cli::{JudgeArgs, UpgradeArgs};
 use berth_options::check::Mistakes;
-use berth_upgrade::begin::{FILE, StartedUpgrade, UpgradeOptions, begin_upgrade, dry_run};
+use berth_upgrade::begin::{MANIFEST_NAME, StartedUpgrade, UpgradeOptions, begin_upgrade, dry_run};
 use berth_upgrade::drive::{self, DriveOutcome};
 use berth_upgrade::judge::{INTERVAL, JudgeOptions, Plan};
-use berth_upgrade::pod::PREFIX;
+use berth_upgrade::pod::TEMPORARY_PREFIX;
 use berth_upgrade::progress::Progress;
 use berth_upgrade::state::Store;
 use std::path::Path;
@@ -16,7 +18,7 @@ use std::rc::Rc;
 
 pub(super) fn run(args: &UpgradeArgs) -> anyhow::Result<Exit> {
     let options = upgrade_options(args);
-    let mut mistakes = options.mistakes();
+    let mut mistakes = options.find_mistakes();
     let word = args
         .manifest
         .as_deref()
@@ -32,7 +34,7 @@ pub(super) fn run(args: &UpgradeArgs) -> anyhow::Result<Exit> {
 }
 
 fn upgrade_options(args: &UpgradeArgs) -> UpgradeOptions {
-    // An absolute path: an upgrade may be resumed from another directory.
+    // Use an absolute path, because an upgrade may be resumed from another working directory.
     let directory = args
         .kubelet
         .manifests_dir
@@ -40,8 +42,8 @@ fn upgrade_options(args: &UpgradeArgs) -> UpgradeOptions {
         .unwrap_or_else(|_| args.kubelet.manifests_dir.clone());
     UpgradeOptions {
         manifest: args.manifest.clone(),
-        canonical: directory.join(FILE),
-        temporary: directory.join(format!("{PREFIX}{FILE}")),
+        canonical: directory.join(MANIFEST_NAME),
+        temporary: directory.join(format!("{TEMPORARY_PREFIX}{MANIFEST_NAME}")),
         state_dir: args.state.state_dir.clone(),
         ready: args.ready_timeout,
         settle: args.settle,
@@ -57,12 +59,12 @@ fn upgrade_options(args: &UpgradeArgs) -> UpgradeOptions {
 fn judge_options(args: &JudgeArgs) -> JudgeOptions {
     JudgeOptions {
         plan: Plan {
-            warm: args.speedup.of(Plan::default().warm),
+            warm: args.speedup.shorten(Plan::default().warm),
             parts: args.canary.clone(),
             step: args.canary_time,
             bake: 2 * args.canary_time,
         },
-        interval: args.speedup.of(INTERVAL),
+        interval: args.speedup.shorten(INTERVAL),
         accepted: args.accept.clone(),
         undecided: args.undecided,
         requests: args.judge_requests,
@@ -74,7 +76,7 @@ async fn run_upgrade(options: UpgradeOptions, only_steps: bool) -> anyhow::Resul
     let progress = Rc::new(Progress::default());
     if only_steps {
         let steps = dry_run(&options, &progress).await.map_err(refusal_error)?;
-        return print(&number_steps(&steps)).map(|_| Exit::Ok);
+        return print(&format_numbered_steps(&steps)).map(|_| Exit::Ok);
     }
     let StartedUpgrade {
         state,
@@ -101,7 +103,7 @@ async fn run_upgrade(options: UpgradeOptions, only_steps: bool) -> anyhow::Resul
 
 fn print_resume_hint(progress: &Progress, store: &Store) -> Exit {
     progress.print_line(
-        "neither done nor rolled back. Whatever serves is left alone: see `berth status`.",
+        "neither done nor rolled back. Instances that serve are left alone: see `berth status`.",
     );
     progress.print_detail(&format!(
         "When the cause is fixed, run the same command again; it continues from {}.",

@@ -1,13 +1,13 @@
-//! Requests to a running bridge, and removal of what a killed bridge or upgrade left in the
+//! Sends requests to a running bridge, and removes what a killed bridge or upgrade has left in the
 //! cluster.
 
-use super::{Exit, exit_of, format_json, print, print_stderr, unavailable_error};
+use super::{Exit, format_json, print, print_stderr, to_exit, unavailable_error};
 use crate::cli::{BridgeDirArgs, BridgeEndArgs, BridgeRestoreArgs};
 use berth_bridge::caller::wait_for_end;
 use berth_bridge::cgroup;
 use berth_bridge::claim::find_other_bridge;
-use berth_bridge::watch::{PATIENCE, describe_end, describe_hang, describe_wait, display_address};
-use berth_cluster::kubeconfig::given_or_admin;
+use berth_bridge::watch::{TIMEOUT, describe_end, describe_hang, describe_wait, display_address};
+use berth_cluster::kubeconfig::choose_kubeconfig;
 use berth_doctor::service::sweep_slices;
 use berth_manifest::file::suggest_fix;
 use berth_node::ipc::bridge::{Ask, BridgeStatus, Connection, Difference, Reply};
@@ -30,11 +30,11 @@ pub(super) async fn end_bridge(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
             }
             None => {
                 cgroup::sweep_cgroups();
-                return sweep_service(args, directory).await;
+                return remove_leftover_slice(args, directory).await;
             }
         },
     };
-    exit_of(wait_for_end(directory, args.dir.json, &client, args.now).await?)
+    to_exit(wait_for_end(directory, args.dir.json, &client, args.now).await?)
 }
 
 pub(super) async fn restore_changes(args: &BridgeRestoreArgs) -> anyhow::Result<Exit> {
@@ -48,9 +48,9 @@ pub(super) async fn restore_changes(args: &BridgeRestoreArgs) -> anyhow::Result<
     .await;
     let client = client.map_err(|error| request_error(directory, &error))?;
     if !args.dry_run {
-        return exit_of(wait_for_end(directory, args.dir.json, &client, false).await?);
+        return to_exit(wait_for_end(directory, args.dir.json, &client, false).await?);
     }
-    let Ok(reply) = timeout(PATIENCE, client.next()).await else {
+    let Ok(reply) = timeout(TIMEOUT, client.receive_message()).await else {
         return Err(unavailable_error(describe_hang(&client)));
     };
     match reply {
@@ -60,7 +60,7 @@ pub(super) async fn restore_changes(args: &BridgeRestoreArgs) -> anyhow::Result<
             print_stderr(why);
             Ok(Exit::Again)
         }
-        Some(Reply::Status(_)) | None => Err(no_bridge(directory)),
+        Some(Reply::Status(_)) | None => Err(no_bridge_error(directory)),
     }
 }
 
@@ -94,11 +94,11 @@ fn print_differences(all: &[Difference]) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
-/// Removes the EndpointSlice that a killed bridge or upgrade may have left in the cluster. Called
-/// only if no bridge is on this node.
-async fn sweep_service(args: &BridgeEndArgs, directory: &Path) -> anyhow::Result<Exit> {
-    let Some(kubeconfig) = given_or_admin(args.kubeconfig.as_deref()) else {
-        return Err(no_bridge(directory));
+/// Removes the EndpointSlice that a killed bridge or upgrade may have left in the cluster. Must be
+/// called only if no bridge runs on this node.
+async fn remove_leftover_slice(args: &BridgeEndArgs, directory: &Path) -> anyhow::Result<Exit> {
+    let Some(kubeconfig) = choose_kubeconfig(args.kubeconfig.as_deref()) else {
+        return Err(no_bridge_error(directory));
     };
     let left = match berth_cluster::Client::from_kubeconfig(kubeconfig) {
         Ok(client) => sweep_slices(&client, Some(&host_name()))
@@ -107,7 +107,7 @@ async fn sweep_service(args: &BridgeEndArgs, directory: &Path) -> anyhow::Result
         Err(error) => Err(error.to_string()),
     };
     match left {
-        Ok(left) if left.is_empty() => Err(no_bridge(directory)),
+        Ok(left) if left.is_empty() => Err(no_bridge_error(directory)),
         Ok(left) => {
             let left = left.join(", ");
             print(&format!(
@@ -118,7 +118,7 @@ async fn sweep_service(args: &BridgeEndArgs, directory: &Path) -> anyhow::Result
             print_stderr(format_args!(
                 "cannot check the Service kubernetes for leftovers of a killed bridge or upgrade: {why}"
             ));
-            Err(no_bridge(directory))
+            Err(no_bridge_error(directory))
         }
     }
 }
@@ -128,10 +128,10 @@ pub(super) async fn print_status(args: &BridgeDirArgs) -> anyhow::Result<Exit> {
     let client = Connection::ask(directory, &Ask::Status)
         .await
         .map_err(|error| request_error(directory, &error))?;
-    let status = match timeout(PATIENCE, client.next()).await {
+    let status = match timeout(TIMEOUT, client.receive_message()).await {
         Ok(Some(Reply::Status(status))) if status.outcome.is_none() => status,
         Ok(Some(Reply::Status(status))) => return Err(unavailable_error(describe_end(&status))),
-        Ok(_) => return Err(no_bridge(directory)),
+        Ok(_) => return Err(no_bridge_error(directory)),
         Err(_) => return Err(unavailable_error(describe_hang(&client))),
     };
     if args.json {
@@ -214,7 +214,7 @@ pub(super) async fn print_status(args: &BridgeDirArgs) -> anyhow::Result<Exit> {
     print(&text)
 }
 
-/// True if the error means that no bridge is in the directory.
+/// True if the error of a connect means that no bridge runs.
 fn means_no_bridge(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -224,13 +224,13 @@ fn means_no_bridge(error: &io::Error) -> bool {
 
 fn request_error(directory: &Path, error: &io::Error) -> anyhow::Error {
     if means_no_bridge(error) {
-        return no_bridge(directory);
+        return no_bridge_error(directory);
     }
     let (at, fix) = (directory.display(), suggest_fix("ask", error));
     unavailable_error(format!("the bridge in {at} cannot be asked: {error}{fix}"))
 }
 
-fn no_bridge(directory: &Path) -> anyhow::Error {
+fn no_bridge_error(directory: &Path) -> anyhow::Error {
     unavailable_error(format!(
         "no bridge is on in {}, which may hold logs of earlier bridges; `berth bridge start` begins a bridge",
         directory.display()

@@ -1,20 +1,20 @@
-//! `berth bridge`: from options to a bridge, and from its end to an exit status.
+//! Runs `berth bridge`: turns its options into a bridge, and the bridge's end into an exit status.
 
 mod ask;
 
 use super::{
-    Exit, block_on, exit_code, format_json, number_steps, print, print_stderr, refusal_error,
-    unavailable_error, usage_error,
+    Exit, block_on, exit_code, format_json, format_numbered_steps, print, print_stderr,
+    refusal_error, unavailable_error, usage_error,
 };
 use crate::cli::{BridgeAction, BridgeArgs, BridgeStartArgs, Words};
 use anyhow::Context;
 use berth_bridge::DIRECTORY;
-use berth_bridge::caller::{Waited, accompany_bridge, ask_status};
+use berth_bridge::caller::{WaitResult, accompany_bridge, ask_status};
 use berth_bridge::localhost::uncovered_note;
 use berth_bridge::machine::{Limits, OVERLAP, OnFailure};
 use berth_bridge::plan::{BridgeOptions, BridgePlan, RunningInstance};
 use berth_bridge::preflight::preflight;
-use berth_bridge::process::{Half, fork_bridge, isolate_mounts, run_bridge};
+use berth_bridge::process::{ForkSide, fork_bridge, isolate_mounts, run_bridge};
 use berth_manifest::command::find_executable;
 use berth_manifest::report::Refusal;
 use berth_options::check::{Checks, Mistakes};
@@ -33,13 +33,14 @@ pub(super) fn run(args: &BridgeArgs) -> anyhow::Result<Exit> {
     }
 }
 
-/// True if a bridge is on in the default directory. A bridge that does not answer counts as none.
-pub(super) fn is_on() -> bool {
+/// True if a bridge runs in the default directory. If the bridge does not answer, it counts as
+/// none.
+pub(super) fn is_bridge_on() -> bool {
     let on = block_on(ask_status(Path::new(DIRECTORY)));
     on.is_ok_and(|status| status.is_some_and(|status| status.outcome.is_none()))
 }
 
-/// Replaces this process by a bridge that runs another command of berth.
+/// Replaces this process by `berth bridge`, which runs another command of berth as its COMMAND.
 pub(super) fn run_under_bridge(options: &[&OsStr], run: &[OsString]) -> anyhow::Result<Exit> {
     let mut bridge =
         std::process::Command::new(std::env::current_exe().context("cannot find this program")?);
@@ -52,8 +53,8 @@ pub(super) fn run_under_bridge(options: &[&OsStr], run: &[OsString]) -> anyhow::
     Err(failed).context("cannot begin a bridge")
 }
 
-/// The command line of this process, without the argument `without`.
-pub(super) fn command_without(without: &str) -> anyhow::Result<Vec<OsString>> {
+/// Returns the command line of this process, but without the argument `without`.
+pub(super) fn command_line_without(without: &str) -> anyhow::Result<Vec<OsString>> {
     let program = std::env::current_exe().context("cannot find this program")?;
     let words = std::env::args_os().skip(1).filter(|word| word != without);
     Ok(std::iter::once(program.into()).chain(words).collect())
@@ -62,26 +63,27 @@ pub(super) fn command_without(without: &str) -> anyhow::Result<Vec<OsString>> {
 fn start_bridge(args: &BridgeStartArgs, run: Option<&[OsString]>) -> anyhow::Result<Exit> {
     let options = check_options(args, run).map_err(usage_error)?;
     if args.dry_run {
-        let mut plan = block_on(preflight(options))?.map_err(refusal_without_changes)?;
-        // The status of a bridge that begins has this note already.
+        let mut plan = block_on(preflight(options))?.map_err(nothing_changed_error)?;
+        // In a dry run, no bridge begins that could put the note about localhost into its status.
+        // So add the note here.
         plan.notes
             .extend(plan.localhost.as_ref().err().map(|why| uncovered_note(why)));
         print_notes(&plan);
         let steps = list_steps(&plan, run);
         return print(&match args.dir.json {
             true => format_json(&serde_json::json!({"steps": steps, "notes": plan.notes}))?,
-            false => number_steps(&steps),
+            false => format_numbered_steps(&steps),
         });
     }
     match fork_bridge().context("cannot divide this process")? {
-        Half::Bridge(begin) => {
+        ForkSide::Bridge(begin) => {
             isolate_mounts(&options)
-                .context("cannot create a mount namespace: run this with CAP_SYS_ADMIN")?;
-            block_on(run_bridge(options, begin, print_notes))?.map_err(refusal_without_changes)?;
+                .context("cannot create a mount namespace: run berth with CAP_SYS_ADMIN")?;
+            block_on(run_bridge(options, begin, print_notes))?.map_err(nothing_changed_error)?;
             Ok(Exit::Ok)
         }
-        Half::Caller(bridge) => match bridge.wait_for_begin()? {
-            Ok(asked) => exit_of(
+        ForkSide::Caller(bridge) => match bridge.wait_for_begin()? {
+            Ok(asked) => to_exit(
                 block_on(accompany_bridge(
                     &args.dir.state_dir,
                     args.dir.json,
@@ -98,12 +100,12 @@ fn start_bridge(args: &BridgeStartArgs, run: Option<&[OsString]>) -> anyhow::Res
     }
 }
 
-fn exit_of(waited: Waited) -> anyhow::Result<Exit> {
+fn to_exit(waited: WaitResult) -> anyhow::Result<Exit> {
     Ok(match waited {
-        Waited::Well => Exit::Ok,
-        Waited::Again => Exit::Again,
-        Waited::NotBegun => Exit::Unavailable,
-        Waited::Failed(status) => Exit::Child(exit_code(status)),
+        WaitResult::Well => Exit::Ok,
+        WaitResult::Again => Exit::Again,
+        WaitResult::NotBegun => Exit::Unavailable,
+        WaitResult::Failed(status) => Exit::Child(exit_code(status)),
     })
 }
 
@@ -113,19 +115,19 @@ fn print_notes(plan: &BridgePlan) {
         .for_each(|note| print_stderr(format_args!("note: {note}")));
 }
 
-fn refusal_without_changes(mut refusal: Refusal) -> anyhow::Error {
+fn nothing_changed_error(mut refusal: Refusal) -> anyhow::Error {
     if let Refusal::Unavailable(why) = &mut refusal {
         why.push("nothing was changed".into());
     }
     refusal_error(refusal)
 }
 
-/// Checks and combines the options.
+/// Checks the options, and turns them into the options of a bridge.
 fn check_options(
     args: &BridgeStartArgs,
     run: Option<&[OsString]>,
 ) -> Result<BridgeOptions, Mistakes> {
-    args.speedup.apply();
+    args.speedup.speed_up_process();
     let mut checks = Checks::default();
     if run.is_some_and(<[_]>::is_empty) && !args.dry_run {
         checks.report(
@@ -187,7 +189,7 @@ fn list_steps(plan: &BridgePlan, run: Option<&[OsString]>) -> Vec<String> {
     let (ready, settle, overlap) = (
         format_duration(ready),
         format_duration(settle),
-        format_duration(speedup.of(OVERLAP)),
+        format_duration(speedup.shorten(OVERLAP)),
     );
     let run = match run {
         None => "keep steering until `berth bridge end`".to_owned(),
@@ -203,13 +205,13 @@ fn list_steps(plan: &BridgePlan, run: Option<&[OsString]>) -> Vec<String> {
         ),
         format!("wait until the temporary kube-apiserver is ready (at most {ready}) and has been ready for {settle}"),
         format!(
-            "steer new connections to port {port} to the temporary kube-apiserver; wait {overlap} for handshakes that began before"
+            "steer new connections to port {port} to the temporary kube-apiserver; wait {overlap} for handshakes that began before steering"
         ),
         run,
         format!(
             "wait until the node's kube-apiserver is ready at {own} (at most {ready}) and has been ready for {settle}"
         ),
-        format!("stop steering; wait {overlap} for handshakes that began before"),
+        format!("stop steering; wait {overlap} for handshakes that began before the stop"),
         "wait for the end of the temporary kube-apiserver's connections, and end the temporary kube-apiserver".to_owned(),
     ]
 }

