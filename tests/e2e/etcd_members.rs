@@ -89,7 +89,7 @@ fn on_the_node(etcd: &str) -> Result<(), Failed> {
         .enable_all()
         .build()?;
     let leads = |at: usize| {
-        let status = runtime.block_on(gateway.status(&url(at))).ok()?;
+        let status = runtime.block_on(gateway.fetch_status(&url(at))).ok()?;
         Some((status.leader, status.leader == status.member)).filter(|(leader, _)| *leader != 0)
     };
     for at in 0..3 {
@@ -97,7 +97,7 @@ fn on_the_node(etcd: &str) -> Result<(), Failed> {
     }
     // The node's member has to lead.
     let own = 0;
-    let id = runtime.block_on(gateway.status(&url(own)))?.member;
+    let id = runtime.block_on(gateway.fetch_status(&url(own)))?.member;
     let leader = (0..3)
         .find(|at| leads(*at).is_some_and(|(_, leads)| leads))
         .ok_or("nobody leads")?;
@@ -131,7 +131,7 @@ fn on_the_node(etcd: &str) -> Result<(), Failed> {
     let keeping = plan
         .start(["127.0.0.1:1".parse()?; 2])
         .ok_or("it has no others")?;
-    keeping.prepare();
+    keeping.request_preparation();
     let state = eventually("the leadership elsewhere", || {
         runtime.block_on(tokio::time::sleep(std::time::Duration::from_millis(20)));
         Some(keeping.state()).filter(|state| state.prepared)
@@ -150,7 +150,7 @@ fn on_the_node(etcd: &str) -> Result<(), Failed> {
     // Until the next election, there may be no leader either.
     for part in [
         format!("member {} (", MEMBERS[other]),
-        "of 3 voters 2 must serve while this node's member is away".into(),
+        "2 of 3 voters must serve while this node's member is away".into(),
     ] {
         assert!(
             errors.iter().any(|error| error.contains(&part)),
@@ -176,7 +176,7 @@ fn on_the_node(etcd: &str) -> Result<(), Failed> {
             .unwrap();
         runtime.block_on(async {
             let mut tasks = tokio::task::JoinSet::new();
-            let _answers = cluster.follow(&mut tasks);
+            let _answers = cluster.follow_own_member(&mut tasks);
             tokio::select! {
                 ended = tasks.join_next() => panic!("{ended:?}"),
                 _ = dropped => {}
@@ -186,14 +186,14 @@ fn on_the_node(etcd: &str) -> Result<(), Failed> {
     drop(members[own].as_mut().map(Option::take));
     let answers = || {
         runtime
-            .block_on(gateway.status(&url(own)))
+            .block_on(gateway.fetch_status(&url(own)))
             .ok()
             .map(|status| status.member)
     };
     eventually("an answer of another member", || {
         answers().filter(|member| *member != id)
     });
-    std::mem::take(&mut plan).rewrite(&mut command);
+    std::mem::take(&mut plan).replace_etcd_urls(&mut command);
     let servers: Vec<_> = (0..3).filter(|at| *at != own).map(url).collect();
     let orders = [[0, 1], [1, 0]].map(|order| {
         flag(

@@ -5,9 +5,9 @@ use crate::support::net::fresh_ip;
 use crate::support::process::{Running, berth_command, output_of};
 use berth_cluster::account::{account_name, token_path, token_request};
 use berth_cluster::kubeconfig::Token;
-use berth_cluster::lease::{InstanceLease, LEASES, lease_path};
+use berth_cluster::lease::{ALL_LEASES, InstanceLease, lease_path};
 use berth_cluster::service::{
-    Family, MANAGER, RECONCILED, SERVICE, build_slice, slice_name, slice_path,
+    FIELD_MANAGER, Family, RECONCILED_SLICE, SERVICE_PATH, build_slice, slice_name, slice_path,
 };
 use berth_cluster::{Access, Client, Error};
 use berth_testing::{create_ca, issue_certificate};
@@ -41,8 +41,8 @@ pub(crate) fn run_grant(apiserver: &str, etcd: &str) -> Result<(), Failed> {
         .build()?;
     runtime.block_on(cluster.ready())?;
     let file = temp.path().join("cluster/kubeconfig");
-    // The first of the nodes is another node, whose objects must stay when the token of `NODE` is
-    // revoked.
+    // The first of the nodes is another node. The objects of this other node must stay when the
+    // token of `NODE` is revoked.
     for node in ["cp-2", NODE, NODE] {
         let (status, out, err) = output_of(
             cluster
@@ -223,8 +223,8 @@ impl Cluster {
         let client = Client::from_kubeconfig(&self.admin).map_err(|error| error.to_string())?;
         let began = Instant::now();
         loop {
-            let slice = client.get(RECONCILED).await;
-            if client.ready().await && client.get(SERVICE).await.is_ok() && slice.is_ok() {
+            let slice = client.get(RECONCILED_SLICE).await;
+            if client.is_ready().await && client.get(SERVICE_PATH).await.is_ok() && slice.is_ok() {
                 return Ok(());
             }
             if began.elapsed() > UP {
@@ -264,7 +264,7 @@ impl Cluster {
             "{out}{err}"
         );
         let began = Instant::now();
-        while status_of(&runtime.block_on(shim.get(LEASES))) != Some(StatusCode::UNAUTHORIZED) {
+        while status_of(&runtime.block_on(shim.get(ALL_LEASES))) != Some(StatusCode::UNAUTHORIZED) {
             assert!(began.elapsed() < REVOKED, "the token is good still");
             std::thread::sleep(Duration::from_millis(200));
         }
@@ -277,10 +277,9 @@ impl Cluster {
             .block_on(admin.get(role))
             .map_err(|error| error.to_string())?
             .to_string();
-        assert!(
-            role.contains("berth-cp-1-ipv4") && role.contains("berth-cp-2-ipv6"),
-            "{role}"
-        );
+        for slice in ["berth-cp-1-ipv4", "berth-cp-2-ipv6"] {
+            assert!(role.contains(slice), "{role}");
+        }
         let (status, out, _) = output_of(&mut self.berth(&["grant", "--revoke", "--node", NODE]));
         assert_eq!(
             (status, out.as_str()),
@@ -318,22 +317,26 @@ async fn needed_verbs_work(shim: &Client) -> Result<(), Failed> {
     let own = slice_path(&slice_name(NODE, Family::V4));
     let lease = lease_path(&own_lease("a").name());
     let steps = [
-        ("get the Service", shim.get(SERVICE).await),
-        ("get the slice kubernetes", shim.get(RECONCILED).await),
+        ("get the Service", shim.get(SERVICE_PATH).await),
+        ("get the slice kubernetes", shim.get(RECONCILED_SLICE).await),
         (
             "create its slice",
-            shim.apply(&own, MANAGER, &own_slice(NODE)).await,
+            shim.apply(&own, FIELD_MANAGER, &own_slice(NODE)).await,
         ),
         (
             "apply its slice again",
-            shim.apply(&own, MANAGER, &own_slice(NODE)).await,
+            shim.apply(&own, FIELD_MANAGER, &own_slice(NODE)).await,
         ),
         ("delete its slice", shim.delete(&own).await),
         // A keeper also deletes the slice of another node that is gone.
         (
             "create another node's slice",
-            shim.apply(&slice_path("berth-cp-2-ipv4"), MANAGER, &own_slice("cp-2"))
-                .await,
+            shim.apply(
+                &slice_path("berth-cp-2-ipv4"),
+                FIELD_MANAGER,
+                &own_slice("cp-2"),
+            )
+            .await,
         ),
         (
             "delete another node's slice",
@@ -341,13 +344,15 @@ async fn needed_verbs_work(shim: &Client) -> Result<(), Failed> {
         ),
         (
             "create a Lease",
-            shim.apply(&lease, MANAGER, &own_lease("a").object()).await,
+            shim.apply(&lease, FIELD_MANAGER, &own_lease("a").object())
+                .await,
         ),
         (
             "apply a Lease again",
-            shim.apply(&lease, MANAGER, &own_lease("a").object()).await,
+            shim.apply(&lease, FIELD_MANAGER, &own_lease("a").object())
+                .await,
         ),
-        ("list Leases", shim.get(LEASES).await),
+        ("list Leases", shim.get(ALL_LEASES).await),
         ("delete a Lease", shim.delete(&lease).await),
         (
             "renew its token",

@@ -41,7 +41,7 @@ pub(crate) fn on_a_node_without_a_compiler(release: &Path) -> Result<(), Failed>
     let temp = tempfile::tempdir()?;
     let root = temp.path().join("root");
     let suite = of_this_machine("VERSION_CODENAME")?;
-    let packages = "--include=ca-certificates,containerd,curl,runc";
+    let packages = "--include=ca-certificates,containerd,curl,rpm,runc";
     expect_success(
         Command::new("debootstrap")
             .args(["--variant=minbase", packages, &suite])
@@ -290,7 +290,7 @@ fn kube_apiserver(root: &Path) -> Result<(String, Running), Failed> {
     let pki = root.join("etc/kubernetes/pki");
     fs::create_dir_all(&pki)?;
     let certs = certs::make_certs(&pki, &["10.77.0.1".parse()?])?;
-    certs.issue("own")?;
+    certs.issue_certificate("own")?;
     fs::copy(crate::BERTH, root.join("usr/local/bin/kube-apiserver"))?;
     let listener = std::os::unix::net::UnixListener::bind(root.join("store"))?;
     listener.set_nonblocking(true)?;

@@ -3,7 +3,7 @@
 
 use crate::grant::{Cluster, on_a_node};
 use crate::support::process::{berth_command, expect_status, output_of};
-use berth_cluster::service::{SLICES, slice_addresses};
+use berth_cluster::service::{SLICES_PATH, slice_addresses};
 use berth_cluster::{Access, Client};
 use libtest_mimic::Failed;
 use serde_json::Value;
@@ -87,7 +87,7 @@ fn run_bridge(apiserver: &str, etcd: &str, services: &str) -> Result<(), Failed>
     };
     let client = Client::new(&access).map_err(|error| error.to_string())?;
     let slices = || -> Result<Vec<Value>, Failed> {
-        let list = runtime.block_on(client.get(SLICES))?;
+        let list = runtime.block_on(client.get(SLICES_PATH))?;
         let is_bridges = |slice: &&Value| {
             slice["metadata"]["name"]
                 .as_str()

@@ -3,7 +3,7 @@
 use crate::grant::Cluster;
 use berth_cluster::Client;
 use berth_cluster::client::none_if_missing;
-use berth_upgrade::lock::{Claim, Holder, Lock, LockError, PATH};
+use berth_upgrade::lock::{Claim, Holder, LOCK_PATH, Lock, LockError};
 use berth_upgrade::progress::Progress;
 use libtest_mimic::Failed;
 
@@ -34,7 +34,7 @@ pub(crate) fn lock_of_a_cluster(apiserver: &str, etcd: &str) -> Result<(), Faile
     );
     let held = || {
         runtime
-            .block_on(client.get(PATH))
+            .block_on(client.get(LOCK_PATH))
             .map(|lease| Holder::parse(&lease))
     };
 
@@ -63,7 +63,7 @@ pub(crate) fn lock_of_a_cluster(apiserver: &str, etcd: &str) -> Result<(), Faile
     assert_eq!(held()?.node, "cp-3");
     for (lock, left) in [(&first, true), (&second, true), (&breaker, false)] {
         runtime.block_on(lock.release(&say));
-        let lease = runtime.block_on(client.get(PATH));
+        let lease = runtime.block_on(client.get(LOCK_PATH));
         assert_eq!(none_if_missing(lease)?.is_some(), left);
     }
     Ok(())
@@ -71,5 +71,5 @@ pub(crate) fn lock_of_a_cluster(apiserver: &str, etcd: &str) -> Result<(), Faile
 
 async fn acquire_and_mark(lock: &Lock, say: &Progress) -> Result<(), LockError> {
     lock.acquire(say).await?;
-    lock.mark(say).await
+    lock.mark_node_changed(say).await
 }

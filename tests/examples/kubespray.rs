@@ -14,7 +14,7 @@ pub(crate) fn the_role_calls_berth() -> Result<Completion, Failed> {
     let mut steps = Vec::new();
     for task in tasks[0].items() {
         let argv = task
-            .at(&["ansible.builtin.command", "argv"])
+            .find_path(&["ansible.builtin.command", "argv"])
             .ok_or("a task that runs no command")?;
         let line: Vec<_> = words_of(argv)
             .into_iter()

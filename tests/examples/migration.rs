@@ -263,7 +263,7 @@ impl Node {
 
     /// Returns the flags of a simulated apiserver.
     fn flags(&self, name: &str) -> Vec<String> {
-        self.certs.issue(name).unwrap();
+        self.certs.issue_certificate(name).unwrap();
         vec![
             format!("--stand-in-name={name}"),
             format!(

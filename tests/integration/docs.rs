@@ -9,7 +9,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Returns the files below a directory whose names have the ending.
+/// Returns the files below a directory that have the ending in their names.
 fn list_files(directory: &str, ending: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut directories = vec![root().join(directory)];
@@ -122,6 +122,17 @@ fn the_index_has_every_page() {
     assert!(missing.is_empty(), "docs/index.md lacks {missing:?}");
 }
 
+/// Returns the files of Rust in these directories.
+fn list_sources(directories: &[&str]) -> Vec<PathBuf> {
+    let files = directories.iter().map(|it| list_files(it, ".rs"));
+    files.flatten().collect()
+}
+
+fn read_all(paths: &[PathBuf]) -> String {
+    let texts = paths.iter().map(|path| fs::read_to_string(path).unwrap());
+    texts.collect()
+}
+
 /// docs/troubleshooting.md is made from the table of codes, and a line with each code is logged.
 #[test]
 fn each_code_of_a_log_line_is_explained() {
@@ -141,15 +152,31 @@ fn each_code_of_a_log_line_is_explained() {
         .collect();
     assert_eq!(shown, rows, "the table should be:\n{}", rows.join("\n"));
     assert!(EXPLAINED.is_sorted_by(|one, next| one.code < next.code));
-    let sources = ["crates", "src"].map(|directory| list_files(directory, ".rs"));
-    let sources: String = sources
-        .iter()
-        .flatten()
-        .map(|path| fs::read_to_string(path).unwrap())
-        .collect();
+    let sources = read_all(&list_sources(&["crates", "src"]));
     let unused: Vec<_> = EXPLAINED
         .iter()
         .filter(|line| !sources.contains(&format!("code = %explained::{},", line.name)))
         .collect();
     assert!(unused.is_empty(), "{unused:#?}");
+}
+
+/// The files and tests in ARCHITECTURE.md exist. The page leaves out `crates/` and `src/` of a
+/// path, and the end of a test's name.
+#[test]
+fn the_architecture_names_files_and_tests_that_exist() {
+    let page = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let paths = list_sources(&["crates", "src", "tests"]);
+    let sources = read_all(&paths);
+    let shorten = |path: String| path.replace("/src/", "/");
+    let files: String = paths
+        .iter()
+        .map(|path| shorten(format!("/{}\n", path.display())))
+        .collect();
+    let is_missing = |name: &&str| match name.strip_suffix('…') {
+        Some(test) => !sources.contains(&format!("fn {test}")),
+        None => name.ends_with(".rs") && !files.contains(&shorten(format!("/{name}\n"))),
+    };
+    let names = page.split('`').skip(1).step_by(2);
+    let missing: Vec<_> = names.filter(is_missing).collect();
+    assert!(missing.is_empty(), "{missing:?}");
 }

@@ -3,7 +3,7 @@
 use crate::stand_in::STAND_IN;
 use crate::support::eventually;
 use crate::support::process::{BERTH, Running, berth_command, can_inject, passes_sockets};
-use berth_node::instance::InstanceId;
+use berth_node::instance_id::InstanceId;
 use berth_node::registry::instance::{ListedInstance, list};
 use berth_node::registry::{BerthDir, RunDir};
 use nix::sys::signal::{SigSet, Signal};
@@ -225,8 +225,8 @@ fn a_supervisor_stays_passes_signals_on_and_ends_as_the_apiserver_does() {
     );
     assert_eq!(node.alive("a"), Some(false));
 
-    // One `berth exec` starts another, so the apiserver would have two supervisors, but the kernel
-    // allows only one for a process.
+    // A `berth exec` starts another `berth exec`, so the apiserver would have two supervisors, but
+    // the kernel allows only one for a process.
     let (listen, run_dir) = (
         node.listen.to_string(),
         node.temp.path().join("run").display().to_string(),
@@ -421,22 +421,19 @@ fn every_mistake_is_reported_at_once() {
 #[test]
 fn wildcards_are_refused_with_advice() {
     let mut node = Node::new();
-    node.listen = "0.0.0.0:6443".parse().unwrap();
-    let output = node.output(&[], &["true"]);
-    assert_eq!(output.status.code(), Some(64));
-    assert!(
-        stderr_of(&output).contains("10.0.0.5:6443"),
-        "{}",
-        stderr_of(&output)
-    );
-
-    node.listen = "10.0.0.5:6443".parse().unwrap();
-    let output = node.output(&["--listen", "0.0.0.0:6443"], &["true"]);
-    assert_eq!(output.status.code(), Some(64));
-    assert!(
-        stderr_of(&output).contains("10.0.0.5:7443"),
-        "{}",
-        stderr_of(&output)
-    );
+    for (first, further, advised) in [
+        ("0.0.0.0:6443", &[][..], "10.0.0.5:6443"),
+        (
+            "10.0.0.5:6443",
+            &["--listen", "0.0.0.0:6443"],
+            "10.0.0.5:7443",
+        ),
+    ] {
+        node.listen = first.parse().unwrap();
+        let output = node.output(further, &["true"]);
+        assert_eq!(output.status.code(), Some(64));
+        let refusal = stderr_of(&output);
+        assert!(refusal.contains(advised), "{refusal}");
+    }
     assert_eq!(node.output(&[], &[]).status.code(), Some(64), "no command");
 }

@@ -1,6 +1,6 @@
 //! berth from outside: the program as its users run it, and a shim or a rehearsal in this process
-//! with plain sockets before and behind it. All integration tests are in one binary: linking happens once, and no
-//! file's last tests run alone.
+//! with plain sockets before and behind it. All integration tests are in one binary: linking
+//! happens once, and no file's last tests run alone.
 //!
 //! Tests that decide at run time whether they can run are in the binaries `e2e`, `examples` and
 //! `image.rs`.

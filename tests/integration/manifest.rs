@@ -185,8 +185,9 @@ fn write_keeps_the_original_elsewhere_and_eject_gives_it_back() {
             .position(|line| line.contains(part))
             .unwrap_or_else(|| panic!("{}", done.err))
     };
-    let refused =
-        printed_in("clients are refused until it is ready: --write --bridge prevents that");
+    let refused = printed_in(
+        "clients are refused until kube-apiserver is ready: --write --bridge prevents that",
+    );
     assert_eq!(printed_in(" changes, see --diff"), refused + 1);
     assert!(!done.err.contains("spec.containers"), "{}", done.err);
     assert_eq!(fs::read_to_string(backup).unwrap(), KUBEADM);

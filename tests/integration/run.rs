@@ -7,9 +7,11 @@ use crate::support::net::{
     relayed_client, served_client,
 };
 use crate::support::process::{
-    Running, berth_command, can_inject, expect_status, output_of, passes_sockets, wait_until_gone,
+    Running, berth_command, can_inject, expect_status, output_of, passes_sockets, read_field,
+    wait_until_gone,
 };
 use crate::support::{MOMENT, eventually};
+use berth_os::explained;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::io::Write;
@@ -112,7 +114,7 @@ fn an_apiserver_gets_its_clients_and_one_sigterm_through_its_supervisor() {
     assert!(run.is_running());
     drop(client);
     run.ends(3);
-    assert!(!run.out().contains("told again"), "{}", run.out());
+    expect_told_once(&run);
 }
 
 #[test]
@@ -178,24 +180,30 @@ fn sigterm_is_passed_on_once_after_leaving() {
     drop(client);
     run.ends(3);
     wait_until_gone(pid);
-    assert!(!run.out().contains("told again"), "{}", run.out());
+    expect_told_once(&run);
     let log = run.log();
     assert_eq!(
         log.matches("passed on to the apiserver").count(),
         1,
         "{log}"
     );
-    assert!(!log.contains("by itself"), "{log}");
+    assert!(!log.contains(explained::APISERVER_ENDED), "{log}");
+}
+
+/// Asserts that the stand-in got a single signal.
+#[track_caller]
+fn expect_told_once(run: &Running) {
+    assert!(!run.out().contains("told again"), "{}", run.out());
 }
 
 /// Time for which a shim waits for first bytes.
 const ANSWERING: Duration = Duration::from_secs(5);
 
-/// On SIGTERM, the apiserver would close its listener, and an accepted connection without an answer
-/// could be lost.
+/// SIGTERM is passed on late, because it makes the apiserver close its listener, and an accepted
+/// connection without an answer could be lost then.
 #[test]
 fn sigterm_is_passed_on_when_first_bytes_have_come() {
-    // Repeat if the machine stalled for too long: then the run shows nothing.
+    // Repeat the test if the machine stalled for too long, because then the run shows nothing.
     while !is_passed_on_when_first_bytes_have_come() {}
 }
 
@@ -261,15 +269,7 @@ fn a_second_sigterm_ends_both_at_once() {
     let node = Node::new();
     let (mut run, pid) = node.joined(&["--drain-timeout", "1h"]);
     let line = run.logs("becoming the apiserver");
-    let address: SocketAddr = line
-        .split("address=")
-        .nth(1)
-        .unwrap()
-        .split(' ')
-        .next()
-        .unwrap()
-        .parse()
-        .unwrap();
+    let address: SocketAddr = read_field(&line, "address=");
     // This connection keeps the stand-in from ending by itself.
     let mut direct = connect(address);
     ping(&mut direct, b"served");
@@ -279,7 +279,7 @@ fn a_second_sigterm_ends_both_at_once() {
     ping(&mut client, b"still served");
     run.signal(Signal::SIGTERM);
     if passes_sockets() {
-        // The end is the same as without berth.
+        // The apiserver has the client's socket, so the client sees the same end as without berth.
         expect_end(&mut client);
     } else {
         // The shim resets the client, before the apiserver's death can look like the end of an
@@ -290,7 +290,8 @@ fn a_second_sigterm_ends_both_at_once() {
     wait_until_gone(pid);
 }
 
-/// A process between berth and its child must not hide the child.
+/// There is a process between berth and its apiserver. Although it is killed, the apiserver must
+/// end, too.
 #[test]
 fn the_child_dies_with_its_parent() {
     let node = Node::new();
@@ -335,7 +336,7 @@ fn a_signal_to_the_child_reaches_the_apiserver_once() {
         ping(&mut client, b"still served");
         drop(client);
         run.ends(3);
-        assert!(!run.out().contains("told again"), "{}", run.out());
+        expect_told_once(&run);
     }
 }
 
@@ -360,16 +361,16 @@ fn the_death_of_berth_is_one_sigterm() {
         ping(&mut client, b"still served");
         drop(client);
         wait_until_gone(pid);
-        // The record belongs to the supervisor, too.
+        // Wait for the supervisor, too: it also holds the instance's record.
         wait_until_gone(child.as_raw().unsigned_abs());
-        assert!(!run.out().contains("told again"), "{}", run.out());
+        expect_told_once(&run);
     }
     eventually("status shows that the process ended", || {
         (node.instance()["running"] == false).then_some(())
     });
 }
 
-/// systemd would continue a stopped process, too.
+/// A stopped apiserver (SIGSTOP) gets SIGCONT after SIGTERM, as from systemd.
 #[test]
 fn a_stopped_apiserver_is_continued_so_that_it_can_end() {
     let node = Node::new();

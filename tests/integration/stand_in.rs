@@ -1,6 +1,6 @@
 //! A stand-in for an apiserver, run by the test binary itself. It echoes bytes and obeys words of a
-//! client (see `obey_client`). After SIGTERM, SIGINT, SIGHUP or SIGQUIT it stops listening, and ends with
-//! its last connection.
+//! client (see `obey_client`). After SIGTERM, SIGINT, SIGHUP or SIGQUIT it stops listening, and
+//! ends with its last connection.
 
 use crate::support::net::PROBES;
 use crate::support::tls;

@@ -1,7 +1,7 @@
 //! The part of a cluster's API that berth uses: objects in memory, served by TLS.
 
-use berth_cluster::service::{SERVICE, SLICES, slice_path};
-use berth_testing::{Objects, create_ca, format_answer, issue_certificate, serve_as};
+use berth_cluster::service::{SERVICE_PATH, SLICES_PATH, slice_path};
+use berth_testing::{Objects, create_ca, format_answer, issue_certificate, serve_at};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde_json::json;
@@ -33,9 +33,9 @@ impl Cluster {
             .collect();
         let slice = json!({"metadata": {"name": "kubernetes"}, "addressType": "IPv4", "endpoints": addresses});
         objects.set(&slice_path("kubernetes"), Some(slice.clone()));
-        objects.set(SLICES, Some(json!({"items": [slice]})));
+        objects.set(SLICES_PATH, Some(json!({"items": [slice]})));
         objects.set(
-            SERVICE,
+            SERVICE_PATH,
             Some(json!({"spec": {"ports": [{"name": "https"}]}})),
         );
         let (answers, (tell, told)) = (objects.clone(), mpsc::channel());
@@ -50,7 +50,7 @@ impl Cluster {
                 .unwrap();
             runtime.block_on(async {
                 let at = ([127, 0, 0, 1], 0).into();
-                let server = serve_as(&ca, at, "127.0.0.1", move |request| {
+                let server = serve_at(&ca, at, "127.0.0.1", move |request| {
                     match *refuses.lock().unwrap() {
                         Some(status) if request.contains("/leases") => format_answer(status, "{}"),
                         _ => answers.answer(request),

@@ -14,13 +14,13 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, timeout};
 
-/// Longest wait of a client; a connection without an answer by then is lost. Outside of the tests
-/// the limit is 15 s. Tests judge berth and not the speed of the machine, so a slow answer counts
-/// as served.
+/// Longest wait of a client. A connection without an answer by then is lost. In a rehearsal the
+/// limit is 15 s. Tests judge berth and not the speed of the machine, so a slow answer counts as
+/// served.
 const ANSWERED: Duration = Duration::from_secs(60);
 
-/// How often the clients' thread checks that it runs in time, and the delay from which its results
-/// do not count.
+/// Time between two checks that the clients' thread runs in time, and the delay from which the
+/// thread counts as late.
 const TICK: Duration = Duration::from_millis(50);
 const LATE: Duration = Duration::from_millis(500);
 
@@ -30,8 +30,8 @@ const NO_ANSWER: &str = "no answer";
 /// Number of groups of clients.
 const GROUPS: u32 = 8;
 
-/// Most open connections of a client. A machine that cannot keep up with the timetable gets fewer
-/// connections: more would only wait in queues.
+/// Most open connections of a client. On a machine that cannot keep up with the timetable, clients
+/// begin fewer connections, because further connections would only wait in queues.
 const OPEN: usize = 2;
 
 /// Results of all connections.
@@ -42,14 +42,14 @@ pub(crate) struct Record {
     pub(crate) served: u64,
     /// For each kind of failure, the moments at which the lost connections began.
     pub(crate) lost: BTreeMap<String, Vec<Instant>>,
-    /// Number of unanswered connections that count as neither served nor lost: the clients' thread
-    /// was late for half of their time or more.
+    /// Number of unanswered connections that count as neither served nor lost, because the clients'
+    /// thread was late for at least half of the time of the connection.
     unknown: usize,
     /// Periods in which the clients' thread was late.
     late: Vec<(Instant, Instant)>,
     /// Longest duration of a connection.
     pub(crate) slowest: Duration,
-    /// Time of the last answer, and the longest time without an answer before.
+    /// Time of the last answer, and the longest time between two answers so far.
     answered: Option<Instant>,
     pub(crate) gap: Duration,
 }
@@ -64,8 +64,8 @@ impl Record {
         self.begun.len() - self.served as usize - self.lost() - self.unknown
     }
 
-    /// Fails if a connection was lost. Returns false if the machine was too busy to know; the
-    /// caller then returns, and the test counts as skipped.
+    /// Fails if a connection was lost. Returns false if the machine was too busy to know. Then the
+    /// caller returns, and the test counts as skipped.
     #[track_caller]
     pub(crate) fn expect_no_loss(&self, more: &str) -> bool {
         assert_eq!(
@@ -140,9 +140,9 @@ pub(crate) struct Load {
 impl Load {
     /// Starts the given number of clients, each with an address of its own. `attempt` makes one
     /// connection from an address. With a period, each client begins a connection in each period,
-    /// even while its last connection is open. Groups of clients begin at the same moment, since a
-    /// queue that is always empty shows nothing. Without a period, a client begins the next
-    /// connection when the last one has ended.
+    /// even while its last connection is open. The clients of a group begin their connections at
+    /// the same moment, so that connections wait in queues: tests with empty queues would show
+    /// nothing. Without a period, a client begins the next connection when the last one has ended.
     pub(crate) fn start<F>(
         clients: u32,
         period: Option<Duration>,

@@ -45,7 +45,8 @@ pub(crate) fn free_address() -> SocketAddr {
     socket
         .bind(&SocketAddr::from((fresh_ip(), 0)).into())
         .unwrap();
-    // The child's duplicate of the socket must not block the port.
+    // A child that another thread forks may hold a duplicate of the socket, which must not block
+    // the port.
     socket
         .set_reuse_address(true)
         .and_then(|()| socket.set_reuse_port(true))
@@ -416,7 +417,7 @@ pub(crate) fn queued_at(inode: u64) -> Option<u64> {
         .filter_map(|line| Some((proc_net::parse_line(&line)?, line)));
     // Listeners come first in the file. Reading further takes a second where 100,000 sockets are in
     // TIME_WAIT.
-    let mut listeners = entries.take_while(|(entry, _)| entry.state == proc_net::LISTEN);
+    let mut listeners = entries.take_while(|(entry, _)| entry.state == proc_net::LISTEN_STATE);
     let (_, line) = listeners.find(|(entry, _)| entry.inode == inode)?;
     let queues = line.split_ascii_whitespace().nth(4)?;
     u64::from_str_radix(queues.split(':').nth(1)?, 16).ok()

@@ -4,11 +4,13 @@ use super::{eventually, print_skipped, too_busy};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use std::fmt::Debug;
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::str::FromStr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -61,7 +63,7 @@ pub(crate) fn rehearsal_command(program: &str) -> Command {
 }
 
 /// Exit statuses of a rehearsal if the machine was too busy, or if the run proves nothing for
-/// another reason. And the number of attempts.
+/// another reason. The last constant is the number of attempts.
 const TOO_BUSY: i32 = 71;
 const PROVES_NOTHING: i32 = 75;
 const TRIES: u32 = 5;
@@ -94,7 +96,7 @@ fn clean_environment(command: &mut Command) {
     {
         command.env_remove(name);
     }
-    // Tests must not see the machine's own upgrades, pods, shims or cluster.
+    // With these variables, tests do not see the machine's own upgrades, pods, shims or cluster.
     command
         .env("BERTH_STATE_DIR", NOWHERE)
         .env("BERTH_POD_LOGS_DIR", NOWHERE)
@@ -112,6 +114,28 @@ pub(crate) fn stdin_with(text: &str) -> Stdio {
     file.write_all(text.as_bytes()).unwrap();
     file.rewind().unwrap();
     file.into()
+}
+
+/// Returns a command that runs `command` through a starter.
+pub(crate) fn wrap_command(starter: &[&str], command: &Command) -> Command {
+    let mut by = Command::new(starter[0]);
+    by.args(&starter[1..])
+        .arg(command.get_program())
+        .args(command.get_args())
+        .stdin(Stdio::null());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => by.env(name, value),
+            None => by.env_remove(name),
+        };
+    }
+    by
+}
+
+/// Returns the value of a field `NAME=` in a line of log.
+pub(crate) fn read_field<T: FromStr<Err: Debug>>(line: &str, name: &str) -> T {
+    let (_, rest) = line.split_once(name).unwrap();
+    rest.split(' ').next().unwrap().parse().unwrap()
 }
 
 /// Returns exit status, output and log of a command that ends by itself.
@@ -304,6 +328,13 @@ impl Running {
     #[track_caller]
     pub(crate) fn logs(&self, part: &str) -> String {
         self.line(&self.log, part)
+    }
+
+    /// Waits for a warning that contains `part`.
+    #[track_caller]
+    pub(crate) fn warns(&self, part: &str) {
+        let line = self.logs(part);
+        assert!(line.contains("WARN"), "{line}");
     }
 
     /// Waits for a line of standard output that contains `part`.

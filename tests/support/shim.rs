@@ -2,13 +2,13 @@
 
 use super::net::Backend;
 use super::{PATIENCE, eventually, net, process};
-use berth_node::instance::InstanceId;
+use berth_node::instance_id::InstanceId;
 use berth_node::ipc::{self, wire};
 use berth_node::registry::BerthDir;
 use berth_node::registry::instance::{Claimant, InstanceClaim, claim};
 use berth_node::terms::Phase;
 use berth_options::{InPod, PodCommand, check};
-use berth_shim::app::{self, Ended};
+use berth_shim::app::{self, ShimEnd};
 use berth_shim::config::Config;
 use berth_shim::state::{ShimState, Stop};
 use clap::Parser;
@@ -42,7 +42,7 @@ pub(crate) struct Shim {
     instance: InstanceId,
     state: watch::Receiver<ShimState>,
     stop: watch::Sender<Stop>,
-    thread: Option<JoinHandle<Ended>>,
+    thread: Option<JoinHandle<ShimEnd>>,
     runtime: Runtime,
     _temp: TempDir,
 }
@@ -261,7 +261,7 @@ impl Shim {
     }
 
     /// Waits until the shim has ended.
-    pub(crate) fn ended(mut self) -> Ended {
+    pub(crate) fn ended(mut self) -> ShimEnd {
         let thread = self.thread.take().unwrap();
         eventually("the end of the shim", || thread.is_finished().then_some(()));
         thread.join().unwrap()

@@ -1,18 +1,32 @@
 //! Every kill of a bridge.
 
-use super::*;
+use super::etcd::{ETCD, etcd_of};
+use super::node::{IPV4, Kind, Node, on_a_node_of, on_any_node_of, start_in_background, to_args};
 use crate::kills::{Scene, every_kill};
+use crate::support::process::{Running, expect_status, output_of};
+use crate::support::{eventually, print_skipped};
+use berth_testing::create_ca;
+use berth_testing::etcd::Members;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use std::collections::BTreeSet;
 use std::fs;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// A bridge on a node of an etcd with three members.
 #[test]
 fn bridge() {
     on_any_node_of(ETCD, |node| {
         let etcd = Etcd::Members(etcd_of(node));
-        every_kill(1, || Bridged::of(node, &etcd));
+        every_kill(1, 700, || Bridged::of(node, &etcd));
     });
 }
 
@@ -33,7 +47,7 @@ fn bridge_with_a_temporary_etcd() {
             log.contains("etcd step=temporary"),
             "the temporary etcd has not served: {log}"
         );
-        every_kill(1, || Bridged::of(node, &etcd));
+        every_kill(1, 800, || Bridged::of(node, &etcd));
     });
 }
 
@@ -48,7 +62,11 @@ const ALONE: Kind = Kind {
 const PACE: Duration = Duration::from_millis(100);
 
 /// Logs of a failed bridge, which the next bridge keeps.
-const LOGS: &str = "bridge.log.failed kube-apiserver.log.failed etcd.log.failed";
+const LOGS: [&str; 3] = [
+    "bridge.log.failed",
+    "kube-apiserver.log.failed",
+    "etcd.log.failed",
+];
 
 struct Bridged<'a> {
     node: &'a Node,
@@ -81,8 +99,18 @@ impl<'a> Bridged<'a> {
 }
 
 impl Scene for Bridged<'_> {
+    const MISSED: usize = 25;
+
     fn root(&self) -> PathBuf {
         self.node.dir.path().to_owned()
+    }
+
+    /// Pid files are in memory, too: COMMAND's `mv` writes them, and the test reads them after a
+    /// power loss.
+    fn memory(&self) -> Vec<PathBuf> {
+        ["bridge", "pid", "pid.new", "etcd.pid", "etcd.pid.new"]
+            .map(|name| self.node.path(name))
+            .into()
     }
 
     fn directories(&self) -> Vec<PathBuf> {
@@ -104,10 +132,16 @@ impl Scene for Bridged<'_> {
 
     fn settles(&self) {
         let command = self.node.path("restart").display().to_string();
-        // COMMAND runs on without the bridge, and the bridge without the command that started it.
+        let runs = || crate::support::process::find_processes(&command).into_iter();
+        // COMMAND runs on without the bridge, and the bridge without the command that started it:
+        // such a bridge waits for the operator, who waits for COMMAND.
         eventually("the end of COMMAND and of the bridge", || {
-            (self.is_off() && crate::support::process::find_processes(&command).is_empty())
-                .then_some(())
+            let (_, status, _) = output_of(&mut self.node.part("status"));
+            let is_left = status.contains("the process that ran COMMAND went away");
+            if is_left && runs().all(|line| line.contains("berth bridge ")) {
+                expect_status(&mut self.node.part("end"), 0, &[]);
+            }
+            (self.is_off() && runs().next().is_none()).then_some(())
         });
     }
 
@@ -154,12 +188,11 @@ impl Scene for Bridged<'_> {
 
     fn diagnosis(&self) -> String {
         let (_, out, log) = output_of(&mut self.node.part("status"));
-        let logs = if log.contains("which may hold logs of earlier bridges") {
-            LOGS
-        } else {
-            ""
-        };
-        out + &log + logs
+        let directory = self.node.path("bridge").display().to_string();
+        let names_logs = format!("{directory}, which may hold logs of earlier bridges");
+        let logs = LOGS.map(|name| format!("{directory}/{name}\n"));
+        let logs = logs.into_iter().filter(|_| log.contains(&names_logs));
+        out + &log + &logs.collect::<String>()
     }
 }
 
@@ -173,7 +206,8 @@ impl Etcd {
     }
 }
 
-/// A real etcd with one member, and a client that writes to it all the time.
+/// A real etcd with one member, and a client that writes to one key all the time, each time another
+/// number.
 struct Only {
     directory: PathBuf,
     /// Shell script of COMMAND.
@@ -187,9 +221,14 @@ struct Only {
 #[derive(Default)]
 struct Writes {
     acknowledged: u64,
-    /// Revision of the last acknowledged write.
+    /// Revision and number of the last acknowledged write.
     revision: u64,
-    /// An error: two writes got the same revision, or the later write a smaller one.
+    last: u64,
+    /// Numbers that the key may have: of the last acknowledged write, and of writes without an
+    /// answer, which etcd may carry out at any time.
+    possible: BTreeSet<u64>,
+    /// An error: two writes got the same revision, or the later write a smaller one, or a write
+    /// found another number than a possible one.
     lost: Option<String>,
 }
 
@@ -246,10 +285,12 @@ done
         let tls = Arc::new(tls.with_root_certificates(roots).with_no_client_auth());
         let (known, stopped) = (writes.clone(), stop.clone());
         let writer = std::thread::spawn(move || {
-            while !stopped.load(Ordering::Relaxed) {
-                if let Some(revision) = put_key(tls.clone()) {
-                    known.lock().unwrap().acknowledge(revision);
+            for number in 1.. {
+                if stopped.load(Ordering::Relaxed) {
+                    break;
                 }
+                let answer = put_key(tls.clone(), number);
+                known.lock().unwrap().note(number, answer);
                 std::thread::sleep(PACE);
             }
         });
@@ -342,25 +383,63 @@ impl Drop for Only {
 }
 
 impl Writes {
-    fn acknowledge(&mut self, revision: u64) {
+    /// Notes a write of a number, and the answer: the revision, and the number that the key had
+    /// before. `None` if no answer came.
+    fn note(&mut self, number: u64, answer: Option<(u64, Option<u64>)>) {
+        let Some((revision, before)) = answer else {
+            self.possible.insert(number);
+            return;
+        };
         if revision <= self.revision {
             self.lost = Some(format!(
                 "a write has revision {revision}, and another one had {} before",
                 self.revision
             ));
         }
+        let is_possible = match before {
+            Some(before) => self.possible.contains(&before),
+            None => self.acknowledged == 0,
+        };
+        if !is_possible {
+            self.lost = Some(format!(
+                "the write of {number} found {before:?}, and not one of {:?}",
+                self.possible
+            ));
+        }
+        // The last acknowledged write, and the write that was found, are replaced.
+        let acknowledged = std::mem::replace(&mut self.last, number);
+        self.possible
+            .retain(|it| *it != acknowledged && Some(*it) != before);
+        self.possible.insert(number);
         (self.acknowledged, self.revision) = (self.acknowledged + 1, revision);
     }
 }
 
-/// Puts a key, as a client on the node, and returns the key's revision. `None` unless etcd
-/// acknowledges the put.
-fn put_key(tls: Arc<rustls::ClientConfig>) -> Option<u64> {
+#[test]
+fn a_lost_write_is_noticed_behind_a_later_one() {
+    let mut writes = Writes::default();
+    writes.note(1, Some((2, None)));
+    writes.note(2, None);
+    writes.note(3, None);
+    // The write of 2 was carried out, and the write of 3 is carried out late.
+    writes.note(4, Some((4, Some(2))));
+    writes.note(5, Some((6, Some(3))));
+    writes.note(6, Some((7, Some(5))));
+    assert_eq!(writes.lost, None);
+    // The write of 6 is lost: by the next revision alone, nobody can tell.
+    writes.note(7, Some((8, Some(5))));
+    assert!(writes.lost.is_some());
+}
+
+/// Puts a number into a key, as a client on the node, and returns the key's revision and the number
+/// before. `None` unless etcd acknowledges the put.
+fn put_key(tls: Arc<rustls::ClientConfig>, number: u64) -> Option<(u64, Option<u64>)> {
     let tls = rustls::ClientConnection::new(tls, "127.0.0.1".try_into().unwrap()).unwrap();
     let tcp = std::net::TcpStream::connect("127.0.0.1:2379").ok()?;
     tcp.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
     let mut stream = rustls::StreamOwned::new(tls, tcp);
-    let body = r#"{"key":"YQ==","value":"MQ=="}"#;
+    // Eight digits are the base64 form of six bytes.
+    let body = format!(r#"{{"key":"YQ==","value":"{number:08}","prev_kv":true}}"#);
     let length = body.len();
     let request = format!(
         "POST /v3/kv/put HTTP/1.1\r\nHost: etcd\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
@@ -375,8 +454,10 @@ fn put_key(tls: Arc<rustls::ClientConfig>) -> Option<u64> {
         .split_once("\r\n\r\n")?
         .1
         .to_owned();
-    serde_json::from_str::<Value>(&body).ok()?["header"]["revision"]
-        .as_str()?
-        .parse()
-        .ok()
+    let answer: Value = serde_json::from_str(&body).ok()?;
+    let number = |value: &Value| value.as_str()?.parse().ok();
+    Some((
+        number(&answer["header"]["revision"])?,
+        number(&answer["prev_kv"]["value"]),
+    ))
 }

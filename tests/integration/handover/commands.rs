@@ -63,7 +63,7 @@ fn a_shim_that_hung_when_it_was_asked_to_leave_serves_on_if_it_is_the_last() {
     a.freeze();
     let asks = |ask: &str| {
         let socket = seqpacket::dial_path(&a.path).unwrap();
-        seqpacket::transmit(
+        seqpacket::transmit_message(
             socket.as_fd(),
             format!(r#"{{"version":1,"ask":"{ask}"}}"#).as_bytes(),
             &[],
@@ -77,7 +77,9 @@ fn a_shim_that_hung_when_it_was_asked_to_leave_serves_on_if_it_is_the_last() {
     a.running.signal(Signal::SIGCONT);
     let reply = eventually("a reply", || {
         let mut reply = [0; 64];
-        let length = seqpacket::receive(waits.as_fd(), &mut reply).ok()?.length;
+        let length = seqpacket::receive_message(waits.as_fd(), &mut reply)
+            .ok()?
+            .length;
         Some(String::from_utf8_lossy(&reply[..length]).into_owned())
     });
     assert_eq!(reply, r#""alone""#, "{}", a.running.log());
@@ -144,7 +146,7 @@ fn a_node_shim_serves_every_instance_that_is_recorded() {
     for _ in 0..20 {
         expect_service(node.listen);
     }
-    assert!(shim.status().ready().is_ok());
+    assert!(shim.status().check_ready().is_ok());
     shim.leave();
 }
 

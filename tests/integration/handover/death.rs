@@ -81,9 +81,9 @@ fn a_crash_loses_what_was_accepted_and_nothing_that_was_queued() {
     println!("queued {queued_in_all}, all served; accepted {accepted_in_all}, lost {lost_in_all}");
 }
 
-/// A shim that starts after the death of another shim has never had a message from the dead shim,
-/// whose lease has not expired. The new shim must join nevertheless, and serve alone when the
-/// remaining older shim dies, too. With `BERTH_KILLS`, the deaths are 1 to 3 s apart. The test
+/// A shim that starts after the death of another shim has never had a message from the dead shim.
+/// The dead shim's lease has not expired. The new shim must join nevertheless, and serve alone when
+/// the remaining older shim dies, too. With `BERTH_KILLS`, the deaths are 1 to 3 s apart. The test
 /// prints the longest time without an answer, for clients of the shims and for clients that dial
 /// the instance.
 #[test]
@@ -136,8 +136,8 @@ fn expect_flow(node: &Node, number: usize) {
     }
 }
 
-/// One relaying thread hangs, and the other threads of the shim run. The lease must expire,
-/// although the control thread could renew it.
+/// A relaying thread hangs, and the other threads of the shim run. The lease must expire, although
+/// the control thread could renew it.
 #[test]
 fn one_thread_that_hangs_expires_the_lease_too() {
     let (node, instance) = (Node::new(), Echo::new());

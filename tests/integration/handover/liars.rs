@@ -34,15 +34,15 @@ impl Peer {
     }
 
     pub(super) fn sends(&self, message: &str, descriptors: &[BorrowedFd<'_>]) {
-        seqpacket::transmit(self.0.as_fd(), message.as_bytes(), descriptors).unwrap();
+        seqpacket::transmit_message(self.0.as_fd(), message.as_bytes(), descriptors).unwrap();
     }
 
     /// Returns the next message. `None` at the end of the connection.
     #[track_caller]
     pub(super) fn receives(&self) -> Option<String> {
-        let mut buffer = vec![0; seqpacket::MESSAGE];
+        let mut buffer = vec![0; seqpacket::MAX_MESSAGE];
         let received = eventually("a message or the end", || {
-            seqpacket::receive(self.0.as_fd(), &mut buffer).ok()
+            seqpacket::receive_message(self.0.as_fd(), &mut buffer).ok()
         });
         (received.length > 0)
             .then(|| String::from_utf8_lossy(&buffer[..received.length]).into_owned())
@@ -151,7 +151,7 @@ fn a_peer_that_lies_is_refused() {
     expect_refusal(
         &node,
         &shim,
-        "it is another socket than announced",
+        "the socket is not the announced one",
         &format_update(1, &[(7, node.listen)]),
         &[fd],
     );
@@ -160,7 +160,7 @@ fn a_peer_that_lies_is_refused() {
     expect_refusal(
         &node,
         &shim,
-        "its options cannot be read: Socket operation on non-socket",
+        "the socket's options cannot be read: Socket operation on non-socket",
         &format_update(1, &[(7, node.listen)]),
         &[pipe.as_fd()],
     );
@@ -168,7 +168,7 @@ fn a_peer_that_lies_is_refused() {
     expect_refusal(
         &node,
         &shim,
-        "it is no TCP socket",
+        "the descriptor is no TCP socket",
         &format_update(1, &[(cookie_of(&udp), node.listen)]),
         &[udp.as_fd()],
     );
@@ -180,19 +180,25 @@ fn a_peer_that_lies_is_refused() {
     expect_refusal(
         &node,
         &shim,
-        "it is a connection, not a listener",
+        "the socket is a connection, not a listener",
         &said,
         &[connection.as_fd()],
     );
     let foreign = TcpListener::bind((fresh_ip(), 0)).unwrap();
     let said = format_update(1, &[(cookie_of(&foreign), node.listen)]);
-    expect_refusal(&node, &shim, "it is bound to", &said, &[foreign.as_fd()]);
+    expect_refusal(
+        &node,
+        &shim,
+        "the socket is bound to",
+        &said,
+        &[foreign.as_fd()],
+    );
     let lonely = TcpListener::bind((fresh_ip(), 0)).unwrap();
     let said = format_update(1, &[(cookie_of(&lonely), lonely.local_addr().unwrap())]);
     expect_refusal(
         &node,
         &shim,
-        "it does not share its port",
+        "the socket does not share its port",
         &said,
         &[lonely.as_fd()],
     );

@@ -155,8 +155,7 @@ fn a_shim_that_hangs_is_reported_as_hanging_and_not_as_ended() {
     let a = node.joined("a", instance.address, &["--lease", "1s"]);
     a.freeze();
     let b = node.joined("b", instance.address, &["--lease", "1s"]);
-    let warned = b.running.logs(explained::FOREIGN_LISTENER);
-    assert!(warned.contains("WARN"), "{warned}");
+    b.running.warns(explained::FOREIGN_LISTENER);
     let (status, out, log) =
         output_of(&mut node.berth_with(&["status", "--run-dir", node.run_dir().to_str().unwrap()]));
     assert_eq!(status, Some(1), "{out}{log}");

@@ -6,7 +6,7 @@ use crate::support::process::{BERTH, Running, berth_at, output_of, passes_socket
 use crate::support::shim::send_ask;
 use crate::support::stopped::Stopped;
 use crate::support::{PATIENCE, eventually, in_memory};
-use berth_node::instance::InstanceId;
+use berth_node::instance_id::InstanceId;
 use berth_node::ipc::supervisor::{FromShim, ToShim, VERSION, parse_message};
 use berth_node::ipc::{self, SocketFile, wire};
 use berth_node::registry::instance::{Claimant, InstanceClaim, claim};
@@ -105,7 +105,8 @@ impl Node {
         self.temp.path()
     }
 
-    /// Returns the path of a file with names of calls. The calls that the file names hang.
+    /// Returns the path of a directory. A call of a shim hangs if the directory contains a file
+    /// with the name of the call.
     pub(crate) fn hangs(&self) -> PathBuf {
         self.temp.path().join("hangs")
     }
@@ -561,7 +562,7 @@ async fn serve_shim(shim: OwnedFd, instance: InstanceId, pass: mpsc::UnboundedSe
     let shim = make_awaitable(shim, Interest::READABLE).unwrap();
     let say = |message: ToShim| {
         // An error means that the shim has ended.
-        let _ = seqpacket::transmit(
+        let _ = seqpacket::transmit_message(
             shim.get_ref().as_fd(),
             &serde_json::to_vec(&message).unwrap(),
             &[],
@@ -589,7 +590,7 @@ async fn serve_shim(shim: OwnedFd, instance: InstanceId, pass: mpsc::UnboundedSe
 fn receive_client(shim: &OwnedFd) -> io::Result<Option<(u64, TcpStream)>> {
     let mut buffer = [0; 1024];
     loop {
-        let mut received = seqpacket::receive(shim.as_fd(), &mut buffer)?;
+        let mut received = seqpacket::receive_message(shim.as_fd(), &mut buffer)?;
         if received.length == 0 {
             return Ok(None);
         }

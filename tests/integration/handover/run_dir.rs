@@ -5,7 +5,7 @@ use crate::support::load;
 use crate::support::net::expect_service;
 use crate::support::process::Running;
 use crate::support::{eventually, print_skipped};
-use berth_node::instance::InstanceId;
+use berth_node::instance_id::InstanceId;
 use berth_node::registry::lease;
 use berth_os::explained;
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
@@ -98,8 +98,7 @@ fn a_run_directory_that_cannot_be_used_ends_nothing() {
     fs::write(&other, "a file").unwrap();
     exchange_run_dir(&node, &other);
     serves_on(&node);
-    let warned = shim.running.logs(explained::LEASE_NOT_WRITTEN);
-    assert!(warned.contains("WARN"), "{warned}");
+    shim.running.warns(explained::LEASE_NOT_WRITTEN);
     exchange_run_dir(&node, &other);
     until_renewed(&node, "a");
     shim.until_joined();
@@ -158,7 +157,8 @@ fn a_record_that_cannot_be_read_for_a_while_is_alive() {
         .join(node.listen.to_string())
         .join("instances/a.json");
     fs::set_permissions(&record, fs::Permissions::from_mode(0o000)).unwrap();
-    shim.running.logs("a.json is ignored: it cannot be opened");
+    shim.running
+        .logs("a.json is ignored: the file cannot be opened");
     serves_on(&node);
     fs::set_permissions(&record, fs::Permissions::from_mode(0o600)).unwrap();
     expect_service(node.listen);

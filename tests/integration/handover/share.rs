@@ -218,8 +218,7 @@ fn no_connection_is_lost_when_a_share_changes_or_ends() {
     // distributed as without a share.
     pair.put(500, true, 1_000);
     for shim in &pair.shims {
-        shim.running
-            .logs("the share of new connections ends: its lease has run out");
+        shim.running.logs("the share of new connections ends");
         assert_eq!(shim.status().share, None);
     }
     // Wait for the connections that began while the share was in force.

@@ -6,7 +6,7 @@ use super::node::{Echo, Node, Shim};
 use crate::support::net::{client_hello, connect, expect_service, free_address, ping, read};
 use crate::support::tls::{Api, Ca};
 use crate::support::{PATIENCE, eventually};
-use berth_node::instance::InstanceId;
+use berth_node::instance_id::InstanceId;
 use berth_node::registry::lease;
 use berth_node::terms::Phase;
 use berth_testing::issue_certificate;

@@ -65,7 +65,7 @@ fn instance() {
 
 /// Returns a healthy instance and its shim, and an instance that was stopped (SIGSTOP) while both
 /// shims regard it as ready.
-fn stopped_with_one_that_is_well(node: &Node, ca: &Ca, options: &[&str]) -> (Api, Shim, Stopped) {
+fn start_healthy_and_stopped(node: &Node, ca: &Ca, options: &[&str]) -> (Api, Shim, Stopped) {
     let well = Api::start_with(ca, "by the one that is well");
     let b = node.joined("b", well.address, options);
     let stopped = Stopped::new(node, options);
@@ -92,7 +92,7 @@ fn all_clients_are_answered_while_one_instance_hangs() {
                 &["--probe-timeout", "1s", "--max-openings", openings],
             ]
             .concat();
-            let (well, b, stopped) = stopped_with_one_that_is_well(&node, &ca, &options);
+            let (well, b, stopped) = start_healthy_and_stopped(&node, &ca, &options);
             let a = &stopped.shim;
             std::thread::scope(|scope| {
                 let get = || ca.get(connect(node.listen), "/");
@@ -133,7 +133,7 @@ fn all_clients_are_answered_while_one_instance_hangs() {
 fn a_single_client_is_answered_while_one_instance_hangs() {
     let (node, ca) = (Node::new(), Ca::new());
     let options = [&TCP[..], &["--probe-timeout", "500ms"]].concat();
-    let (_well, _b, stopped) = stopped_with_one_that_is_well(&node, &ca, &options);
+    let (_well, _b, stopped) = start_healthy_and_stopped(&node, &ca, &options);
     let a = &stopped.shim;
     eventually("one that came to the instance that stands still", || {
         assert!(
@@ -153,7 +153,7 @@ fn clients_of_a_slow_instance_stay_with_it() {
     const PAUSE: Duration = Duration::from_millis(100);
     // Half of the timeout of the probe. If the instance itself had no time to answer for longer
     // than this, the shim may rightly regard it as stalled.
-    const STOOD: Duration = Duration::from_secs(1);
+    const MAX_WAIT: Duration = Duration::from_secs(1);
     let mut probes = vec![&TCP[..], &HTTPS[..3]];
     while let Some(probe) = probes.pop() {
         let (node, ca) = (Node::new(), Ca::new());
@@ -231,7 +231,7 @@ fn clients_of_a_slow_instance_stay_with_it() {
             (slowly, serves.join().unwrap())
         });
         let (slowly, (served, longest)) = begun;
-        if slowly != served && longest >= STOOD {
+        if slowly != served && longest >= MAX_WAIT {
             probes.push(probe);
             continue;
         }

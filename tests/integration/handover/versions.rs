@@ -21,8 +21,8 @@ use std::process::Command;
 const THIS: &str = env!("CARGO_PKG_VERSION");
 /// Source files of messages among shims and of files that shims read.
 const MESSAGES: [&str; 4] = ["ipc/wire.rs", "terms.rs", LEASE, "registry/instance.rs"];
-/// The file of leases. Some fields of a lease may be missing, but a shim without a record needs
-/// them.
+/// Source file of leases. The lower version keeps the optional fields of a lease, because a shim
+/// without an instance record needs them.
 const LEASE: &str = "registry/lease.rs";
 
 /// Upgrades to the other version and back, again and again under load. Then two shims of both
@@ -113,10 +113,14 @@ fn test_pair([(first, version), (second, version_of_second)]: [(&Path, Option<u3
 /// includes the version that the shim knows.
 fn refusal_of_unknown_version(path: &Path) -> String {
     let socket = seqpacket::dial_path(path).unwrap();
-    seqpacket::transmit(socket.as_fd(), br#"{"version":99,"ask":"status"}"#, &[]).unwrap();
+    seqpacket::transmit_message(socket.as_fd(), br#"{"version":99,"ask":"status"}"#, &[]).unwrap();
     let mut reply = [0; 1024];
     let length = crate::support::eventually("a reply", || {
-        Some(seqpacket::receive(socket.as_fd(), &mut reply).ok()?.length)
+        Some(
+            seqpacket::receive_message(socket.as_fd(), &mut reply)
+                .ok()?
+                .length,
+        )
     });
     match berth_node::ipc::wire::parse_reply(&reply[..length]).unwrap() {
         Reply::Refused(why) => why,
@@ -125,7 +129,7 @@ fn refusal_of_unknown_version(path: &Path) -> String {
 }
 
 /// Builds berth with another version of its messages. A lower version leaves out the optional
-/// fields, a higher one sends unknown fields.
+/// fields, and a higher version sends unknown fields.
 fn build_version(version: u32) -> PathBuf {
     let (root, tmp) = (
         Path::new(env!("CARGO_MANIFEST_DIR")),

@@ -3,7 +3,7 @@
 use super::{Scene, every_kill};
 use crate::support::process::{berth_command, expect_status};
 use berth_bridge::restore::{self, SavedFile};
-use berth_testing::{Objects, create_ca, format_answer, serve_as};
+use berth_testing::{Objects, create_ca, format_answer, serve_at};
 use serde_json::json;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -14,12 +14,12 @@ const KUBEADM: &str = include_str!("../../data/manifest/kubeadm-v1.36.yaml");
 
 #[test]
 fn inject() {
-    every_kill(12, || Manifest::new("inject"));
+    every_kill(12, 80, || Manifest::new("inject"));
 }
 
 #[test]
 fn eject() {
-    every_kill(12, || Manifest::new("eject"));
+    every_kill(12, 40, || Manifest::new("eject"));
 }
 
 /// The manifest of a node.
@@ -101,6 +101,14 @@ impl Scene for Manifest {
             [&self.old, &self.new].contains(&&text),
             "half a manifest: {text}"
         );
+        for path in super::disk::walk(&self.temp.path().join("kept")) {
+            let name = path.file_name().unwrap().to_string_lossy();
+            let text = fs::read_to_string(&path).unwrap();
+            assert!(
+                name.starts_with('.') || [&self.old, &self.new].contains(&&text),
+                "half a copy {name}: {text}"
+            );
+        }
         assert_eq!(self.access(), self.access, "mode, uid and gid");
         let names = fs::read_dir(self.directory())
             .unwrap()
@@ -138,14 +146,14 @@ impl Scene for Manifest {
 
 #[test]
 fn grant() {
-    every_kill(12, Granted::new);
+    every_kill(12, 150, Granted::new);
 }
 
 /// A node, and the cluster's API.
 struct Granted {
     temp: tempfile::TempDir,
     api: String,
-    _objects: Objects,
+    objects: Objects,
 }
 
 impl Granted {
@@ -168,7 +176,7 @@ impl Granted {
                 .unwrap();
             runtime.block_on(async {
                 let at = ([127, 0, 0, 1], 0).into();
-                let server = serve_as(&ca, at, "kubernetes", move |request| {
+                let server = serve_at(&ca, at, "kubernetes", move |request| {
                     let line = request.lines().next().unwrap_or_default();
                     let body = match () {
                         () if line.contains("/token ") => {
@@ -193,7 +201,7 @@ impl Granted {
         Self {
             temp,
             api: server.strip_prefix("https://").unwrap().to_owned(),
-            _objects: objects,
+            objects,
         }
     }
 
@@ -240,6 +248,31 @@ impl Scene for Granted {
     fn is_done(&mut self) {
         assert!(self.read("token").is_some() && self.read("kubeconfig").is_some());
     }
+
+    fn work(&self) -> String {
+        let objects = self
+            .objects
+            .all_objects()
+            .into_iter()
+            .map(|(path, mut object)| {
+                object["metadata"]["resourceVersion"].take();
+                format!("{path}: {object:#}\n")
+            });
+        let files = ["token", "kubeconfig"].map(|name| self.read(name).unwrap());
+        // Each node has a CA of its own.
+        let access = berth_cluster::Access::read(&self.temp.path().join("cluster/kubeconfig"));
+        let ca = fs::read_to_string(self.temp.path().join("ca.crt")).unwrap();
+        let granted = String::from_utf8(access.unwrap().ca).unwrap();
+        assert!(
+            granted.trim_end().lines().eq(ca.trim_end().lines()),
+            "{granted}"
+        );
+        let lines = files.iter().flat_map(|text| text.lines());
+        let lines: Vec<_> = lines
+            .filter(|line| !line.contains("certificate-authority-data: "))
+            .collect();
+        format!("{}{}", objects.collect::<String>(), lines.join("\n"))
+    }
 }
 
 /// A directory. If the variable is set, this process is not a test but a bridge's restore of the
@@ -259,7 +292,7 @@ fn restore() {
         restored.files.unwrap_or_else(|why| panic!("{why}"));
         return;
     }
-    every_kill(12, Restored::new);
+    every_kill(12, 240, Restored::new);
 }
 
 const SAVED: [&str; 4] = [
@@ -276,6 +309,15 @@ fn saved_files(directory: &Path) -> Vec<SavedFile> {
         shown: name.ends_with(".yaml"),
     };
     SAVED.iter().enumerate().map(copy).collect()
+}
+
+/// Text of a file, or of its kept copy, after COMMAND. Each file has a text of its own.
+fn changed_text(path: &Path) -> String {
+    let name = path.file_name().unwrap().to_string_lossy();
+    match name.split(".replaced-").next().unwrap() {
+        "kube-apiserver.yaml" => KUBEADM.replace("v1.36.3", "v1.37.0"),
+        name => format!("a new {name}\n"),
+    }
 }
 
 /// A node on which COMMAND has changed every file from which the kube-apiserver is started.
@@ -295,18 +337,19 @@ impl Restored {
             };
             fs::write(copy, text).unwrap();
             if !path.ends_with("gone.crt") {
-                fs::write(
-                    &path,
-                    if shown {
-                        KUBEADM.replace("v1.36.3", "v1.37.0")
-                    } else {
-                        "new\n".into()
-                    },
-                )
-                .unwrap();
+                fs::write(&path, changed_text(&path)).unwrap();
             }
         }
         Self(temp)
+    }
+
+    /// Paths of the copies of replaced files. A hidden file is a half-written copy.
+    fn kept(&self) -> impl Iterator<Item = PathBuf> {
+        let is_copy = |path: &PathBuf| {
+            let name = path.file_name().unwrap().to_string_lossy();
+            name.contains(".replaced-") && !name.starts_with('.')
+        };
+        super::disk::walk(self.0.path()).into_iter().filter(is_copy)
     }
 }
 
@@ -326,55 +369,27 @@ impl Scene for Restored {
     /// The copies that a restore keeps are meant to stay. They have the names of their files, and
     /// `is_whole` checks the contents of each copy.
     fn diagnosis(&self) -> String {
-        let files =
-            ["pki", "."].map(|directory| fs::read_dir(self.0.path().join(directory)).unwrap());
-        let names = files
-            .into_iter()
-            .flatten()
-            .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
-        names
-            .filter(|name| name.contains(".replaced-") && !name.starts_with('.'))
-            .collect::<Vec<_>>()
-            .join("\n")
+        self.kept()
+            .map(|copy| format!("{}\n", copy.display()))
+            .collect()
     }
 
     fn is_whole(&mut self) {
-        for SavedFile { path, copy, shown } in saved_files(self.0.path()) {
+        for SavedFile { path, copy, .. } in saved_files(self.0.path()) {
             let (was, is) = (
                 fs::read_to_string(copy).unwrap(),
                 fs::read_to_string(&path).ok(),
             );
-            let new = if shown {
-                KUBEADM.replace("v1.36.3", "v1.37.0")
-            } else {
-                "new\n".into()
-            };
             let is_gone = is.is_none() && path.ends_with("gone.crt");
             assert!(
-                is_gone || is.as_ref() == Some(&was) || is.as_ref() == Some(&new),
+                is_gone || is.as_ref() == Some(&was) || is == Some(changed_text(&path)),
                 "{}: {is:?}",
                 path.display()
             );
         }
-        let kept = |directory: &str| {
-            fs::read_dir(self.0.path().join(directory))
-                .unwrap()
-                .map(|entry| entry.unwrap().path())
-        };
-        for file in kept(".")
-            .chain(kept("pki"))
-            .filter(|file| file.display().to_string().contains(".replaced-"))
-        {
-            let is_hidden = file
-                .file_name()
-                .unwrap()
-                .as_encoded_bytes()
-                .starts_with(b".");
-            assert!(
-                is_hidden || fs::read_to_string(&file).unwrap().len() >= 4,
-                "{} is empty",
-                file.display()
-            );
+        for copy in self.kept() {
+            let text = fs::read_to_string(&copy).unwrap();
+            assert_eq!(text, changed_text(&copy), "{}", copy.display());
         }
     }
 

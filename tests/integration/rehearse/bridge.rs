@@ -82,7 +82,8 @@ fn an_apiserver_that_knows_nothing_of_berth_is_replaced_in_place() {
         "kill-temporary",
         "old-bridge",
     );
-    // Without a bridge, one apiserver follows the other, and connections are refused.
+    // Without a bridge, the old apiserver ends before the new apiserver starts, and connections are
+    // refused meanwhile.
     assert!(
         !report.runs[0].ran().unwrap().lost.is_empty()
             && report.runs[1].ran().unwrap().lost.is_empty(),
@@ -108,7 +109,7 @@ fn each_served(report: &Report, run: usize) {
         let served = report.runs[run]
             .ran()
             .unwrap()
-            .figure(&format!("connections on {name}"));
+            .find_figure(&format!("connections on {name}"));
         assert!(
             matches!(served, Some(Value::Count(1..))),
             "{name}: {served:?}"

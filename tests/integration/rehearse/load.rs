@@ -1,6 +1,6 @@
-//! Tests of the rehearsal's own judgement. Load, simulated apiservers and verdict run around small
-//! relays in this process, of which one loses nothing and the others lose in different ways, and
-//! around simulated apiservers whose store loses events.
+//! Tests of the rehearsal's own judgement. The load, the simulated apiservers and the judges are
+//! real. Between clients and instances is a small relay in this process, which loses nothing or
+//! loses connections in one of several ways. Some instances have a store that loses events.
 
 use crate::support::in_memory;
 use berth_rehearse::config::{LoadPlan, Plan};
@@ -10,7 +10,7 @@ use berth_rehearse::record::{
     Record,
     data::{MarkKind, Ran, Value, Verdict},
     event::{Answer, Attempt, ConnectionKind, Event, EventKind, Failure, Signed, StreamKind},
-    log::{Recorder, front_attempts},
+    log::{Recorder, attempts_at_tested_address},
     verdict::{Loss, NEW, OLD},
 };
 use berth_rehearse::testbed::{
@@ -32,10 +32,10 @@ use tokio::process::{Child, Command};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
-/// Far beyond the duration of any step here.
+/// Time limit of a step of these tests, far longer than any step takes.
 pub(crate) const BOUND: Duration = Duration::from_secs(120);
 
-/// More than a judge allows between two clients that see the same event.
+/// A time longer than the lag that a judge allows between two clients that see the same event.
 const LAG: Duration = Duration::from_millis(100);
 
 /// Numbers of clients with a kept connection, and of watches.
@@ -52,8 +52,8 @@ enum Relay {
     Good,
     /// All connections are cut once while the old instance serves.
     Cuts,
-    /// Connections are cut towards the instance alone, which regards the cut as the client's
-    /// close_notify.
+    /// The relay ends connections only in the direction of the instance, and the instance answers
+    /// with a close_notify.
     HalfCloses,
     /// Four faults in turn, each for a moment: the relay closes new connections, sends bytes before
     /// the instance can, relays to a server with a certificate that no client trusts, and stops
@@ -76,8 +76,9 @@ struct Plot {
 
 impl Plot {
     fn relay(relay: Relay) -> Self {
-        // Little load: the tests ask whether a loss is seen, and run side by side. A client that
-        // misses an event for good waits for it after the end.
+        // The load is small, because the tests only ask whether a loss is seen, and run side by
+        // side. `catch_up` is short, because a client that missed an event waits for this time at
+        // the end.
         let catch_up = Duration::from_secs(2);
         let load = LoadPlan {
             rate: 60,
@@ -98,9 +99,9 @@ impl Plot {
 
 struct Proxy {
     backend: Mutex<SocketAddr>,
-    /// Connections without a byte from the backend. Each of them holds a clone.
+    /// Counts connections without a byte from the backend: each such connection holds a clone.
     young: Arc<()>,
-    /// Connections to each backend. Each of them holds a clone.
+    /// Counts connections to each backend: each connection holds a clone.
     on: Mutex<BTreeMap<SocketAddr, Arc<()>>>,
     closes: AtomicBool,
     garbles: AtomicBool,
@@ -245,8 +246,13 @@ impl Scene {
         let history = format!("--default-watch-cache-size={}", self.history);
         let (child, address) =
             start_simulated(name, &self.dir.path().join(store), &self.certs, &[&history]);
-        wait_until(|| self.recorder.last(name, MarkKind::Ready).is_some()).await;
-        let joined = Joined::now(name, address);
+        wait_until(|| {
+            self.recorder
+                .last_mark_time(name, MarkKind::Ready)
+                .is_some()
+        })
+        .await;
+        let joined = Joined::at_current_time(name, address);
         self.joined.send_modify(|instances| instances.push(joined));
         (child, address)
     }
@@ -255,7 +261,8 @@ impl Scene {
     fn failed(&self, is_of_kind: impl Fn(&Failure) -> bool) -> bool {
         let failed =
             |a: &Attempt| matches!(&a.answer, Answer::Failed(failure) if is_of_kind(failure));
-        self.recorder.read(|log| front_attempts(log).any(failed))
+        self.recorder
+            .read(|log| attempts_at_tested_address(log).any(failed))
     }
 
     /// True if a client's connection was refused.
@@ -267,7 +274,7 @@ impl Scene {
                 .is_some_and(|rest| rest.starts_with('-'))
         };
         self.recorder
-            .read(|log| front_attempts(log).filter(its_own).any(refused))
+            .read(|log| attempts_at_tested_address(log).filter(its_own).any(refused))
     }
 
     /// Returns how many attempts of a client an instance answered.
@@ -278,8 +285,12 @@ impl Scene {
                 .is_some_and(|rest| rest.starts_with('-'))
         };
         let by = |a: &&Attempt| matches!(&a.answer, Answer::Good { instance } if instance == name);
-        self.recorder
-            .read(|log| front_attempts(log).filter(its_own).filter(by).count())
+        self.recorder.read(|log| {
+            attempts_at_tested_address(log)
+                .filter(its_own)
+                .filter(by)
+                .count()
+        })
     }
 
     /// True if each client with a kept connection has it. A client that watches has listed before.
@@ -295,7 +306,7 @@ impl Scene {
                 && matches!(&a.answer, Answer::Good { instance } if instance == name)
         };
         self.recorder
-            .read(|log| front_attempts(log).filter(by).count())
+            .read(|log| attempts_at_tested_address(log).filter(by).count())
     }
 }
 
@@ -306,7 +317,7 @@ pub(crate) fn start_simulated(
     flags: &[&str],
 ) -> (Child, SocketAddr) {
     let address = address::free_address().unwrap();
-    certs.issue(name).unwrap();
+    certs.issue_certificate(name).unwrap();
     let child = Command::new(env!("CARGO_BIN_EXE_berth"))
         .arg("stand-in")
         .arg(format!("--bind-address={}", address.ip()))
@@ -434,8 +445,8 @@ async fn record_upgrade(plot: Plot) -> (Record, Plan) {
             .unwrap_or(0)
     };
     wait_until(|| scene.all_open() && scene.served(OLD) > 20).await;
-    // All clients see a dozen writes. The writes with which the plots interfere come before the
-    // thirteenth.
+    // Wait until all clients have seen a dozen writes. A store that misreports writes does so
+    // before the thirteenth write.
     let open = written();
     wait_until(|| written() >= 13.max(open + 12)).await;
     match plot.relay {
@@ -455,11 +466,18 @@ async fn record_upgrade(plot: Plot) -> (Record, Plan) {
             let certs = certs::make_certs(other.path(), &[address.ip()]).unwrap();
             let (stranger, its) =
                 start_simulated("stranger", &scene.dir.path().join("store"), &certs, &[]);
-            wait_until(|| scene.recorder.last("stranger", MarkKind::Ready).is_some()).await;
+            wait_until(|| {
+                scene
+                    .recorder
+                    .last_mark_time("stranger", MarkKind::Ready)
+                    .is_some()
+            })
+            .await;
             *proxy.backend.lock().unwrap() = its;
             wait_until(|| scene.failed(|failure| matches!(failure, Failure::X509(_)))).await;
             *proxy.backend.lock().unwrap() = backend;
-            // No other client may see the end of the connection.
+            // The test stops the stranger only when no client is connected to it, so that no client
+            // sees that end.
             wait_until(|| proxy.on(its) == 0).await;
             stop_child(stranger).await;
             listening.abort();
@@ -479,19 +497,21 @@ async fn record_upgrade(plot: Plot) -> (Record, Plan) {
     let done = Instant::now();
     let (old, its) = (old, backend);
     let (new, backend) = scene.start(NEW).await;
-    // The old instance has changes since the new one began.
+    // Wait until the old instance has changes that were written after the start of the new
+    // instance.
     let begun = written();
     wait_until(|| written() > begun + 1).await;
     *proxy.backend.lock().unwrap() = backend;
-    // A request on a connection that the old instance has just got would be rejected, which is
-    // allowed, or reset in its queue, which a relay without replay cannot prevent.
+    // Wait until no connection is new at the old instance. When the old instance stops, it would
+    // reject a request on a new connection, which is allowed, or reset a connection in its queue,
+    // which a relay without replay cannot prevent.
     wait_until(|| proxy.young() == 0 && proxy.on(its) <= STREAMS as usize).await;
-    // The relay's fault and the old instance's stop must be farther apart than clients are behind,
-    // which can be far on a busy machine. If an instance reports nothing, judges believe that
-    // streams which ended around the stop were ended by the instance.
+    // The time between the relay's fault and the stop of the old instance must be longer than the
+    // clients' delay, which can be long on a busy machine. If an instance reports nothing, judges
+    // attribute streams that ended around its stop to the instance.
     wait_until(|| done.elapsed() > LAG + 2 * scene.behind()).await;
     stop_child(old).await;
-    // All clients see more of the new instance.
+    // Wait until the new instance has answered all clients.
     wait_until(|| {
         scene.served(NEW) > 20 && follower_names().all(|follower| scene.answers(&follower, NEW) > 0)
     })
@@ -524,7 +544,7 @@ fn count_lost(ran: &Ran, loss: Loss) -> u64 {
 }
 
 fn read_figure(ran: &Ran, name: &str) -> u64 {
-    match ran.figure(name) {
+    match ran.find_figure(name) {
         Some(Value::Count(count)) => count,
         other => panic!("{name}: {other:?}"),
     }
@@ -535,8 +555,9 @@ async fn a_good_relay_loses_nothing() {
     let (record, plan) = record_upgrade(Plot::relay(Relay::Good)).await;
     let ran = judge(&record, &plan, None);
     assert!(ran.verdict == Verdict::Held, "{ran:#?}");
-    // The kept connections (4), watches (4) and informers (6) that were on the old instance. The
-    // control has as many, on both instances, which the load outlives.
+    // The old instance ended the kept connections (4), watches (4) and informers (6). The control
+    // has 8 streams on each of the two instances, and the stop of the old instance ended 8 of the
+    // 16 while the load ran.
     let control = (
         record.control.streams.values().map(BTreeSet::len).sum(),
         record.control.ends.len(),
@@ -549,8 +570,8 @@ async fn a_good_relay_loses_nothing() {
     assert_eq!(record.informers.len(), 6);
     for informer in &record.informers {
         assert_eq!(informer.held, informer.written, "{informer:?}");
-        // The quiet clients got no revision since the new instance began. The other clients saw
-        // events.
+        // The quiet clients got no revision after the start of the new instance, so each listed
+        // again. The other clients saw events.
         let (written, again) = match informer.id.as_str() {
             "informer-0" | "informer-1" => (31.., 0),
             "quiet-0" | "quiet-1" => (20.., 1),
@@ -564,7 +585,7 @@ async fn a_good_relay_loses_nothing() {
     }
     assert_eq!(record.watches.iter().map(|w| w.relists).sum::<u64>(), 0);
 
-    // The evidence alone, without the instances' reports, gives the same result.
+    // Without the instances' reports, the other evidence alone gives the same result.
     for end in &record.ends {
         assert!(end.signed.is_some() && end.instance == OLD, "{end:?}");
         assert!(
@@ -590,7 +611,7 @@ async fn a_good_relay_loses_nothing() {
 #[tokio::test]
 async fn cut_connections_are_seen() {
     let ran = judge_upgrade(Plot::relay(Relay::Cuts)).await;
-    // All long-lived clients, and any new connection at that moment.
+    // The streams of all long-lived clients are lost. New connections may be lost, too.
     assert_eq!(count_lost(&ran, Loss::StreamEnded), 14, "{ran:#?}");
     // Watches continued at their last revision.
     assert!(count_lost(&ran, Loss::EventMissed) == 0, "{ran:#?}");
@@ -633,8 +654,8 @@ async fn changes_that_are_lost_or_told_twice_are_seen() {
         ..Plot::relay(Relay::Good)
     })
     .await;
-    // Each watch and each informer misses one write and sees one twice. Each informer keeps one
-    // removed object.
+    // Each watch and each informer misses one write and sees another write twice. Each informer
+    // keeps one removed object.
     let lost = judge(&record, &plan, None).lost;
     assert_eq!(
         lost,

@@ -112,7 +112,7 @@ fn rehearse_to_report(args: &[&str]) -> Option<Ran> {
     }
 }
 
-/// Checks that a fault came to an instance, and that each promise under the fault was kept.
+/// Checks that a fault was injected in an instance, and that each promise under the fault was kept.
 #[track_caller]
 fn expect_promise_kept(ran: &Ran, fault: &str, instance: &str) {
     let promises = &ran.promises;
@@ -172,9 +172,12 @@ fn back_and_forth_with_versions_that_cannot_serve_and_a_shim_that_dies() {
         ] {
             expect_promise_kept(&ran, fault, instance);
         }
-        assert!(ran.figure("connections on new-2").is_some(), "{ran:#?}");
-        // At most the kept connections and watches on the shim, and the connections that the shim
-        // had just accepted.
+        assert!(
+            ran.find_figure("connections on new-2").is_some(),
+            "{ran:#?}"
+        );
+        // A killed shim that relays takes its kept connections and watches with it. With passed
+        // sockets these streams survive. A refused connection is never allowed.
         let is_allowed = |loss: Loss| ran.promises.iter().any(|of| of.allowed.contains_key(&loss));
         assert!(
             is_allowed(Loss::StreamEnded) == (pass == "relay") && !is_allowed(Loss::Refused),
@@ -183,7 +186,7 @@ fn back_and_forth_with_versions_that_cannot_serve_and_a_shim_that_dies() {
     }
 }
 
-/// An instance has no supervisor although the options want one.
+/// The options ask for supervisors, but the script removes `--pass`, so an instance has none.
 #[test]
 fn clients_that_are_relayed_nevertheless_are_reported_with_the_reason() {
     let dir = in_memory();
@@ -201,7 +204,7 @@ fn clients_that_are_relayed_nevertheless_are_reported_with_the_reason() {
     has_all(
         &said,
         &[
-            "note: --pass auto: clients are relayed: its `berth exec` runs without",
+            "note: --pass auto: clients are relayed: the instance's `berth exec` runs without",
             "  allowed: ",
         ],
     );
@@ -268,12 +271,13 @@ fn native_sidecars_with_a_crash() {
     }
 }
 
-/// A watch of objects that no client writes knows no revision that a later instance still has,
-/// unless a bookmark brings one while both instances serve.
+/// A watch of objects that no client writes gets a newer revision only from a bookmark. If no
+/// bookmark comes while both instances serve, the new instance does not have the watch's revision,
+/// and the client lists again.
 #[test]
 fn quiet_watches_list_again_after_a_switch() {
     if let Some(ran) = rehearse_to_report(&[]) {
-        assert_eq!(ran.figure("relists"), Some(Value::Count(4)));
+        assert_eq!(ran.find_figure("relists"), Some(Value::Count(4)));
     }
 }
 
@@ -289,7 +293,7 @@ fn quiet_watches_continue_if_both_instances_serve_long_enough() {
     assert!(
         rehearsals
             .iter()
-            .any(|run| run().is_none_or(|ran| ran.figure("relists") == Some(Value::Count(0)))),
+            .any(|run| run().is_none_or(|ran| ran.find_figure("relists") == Some(Value::Count(0)))),
         "they listed again, however long both served"
     );
 }
@@ -321,7 +325,7 @@ fn another_berths_shims_are_rehearsed() {
         return;
     }
     let started = std::fs::read_to_string(started).unwrap();
-    // Starts during the last rehearsal.
+    // Only starts of the last rehearsal count, because a rehearsal that proves nothing is repeated.
     let (by, _) = started.lines().last().unwrap().split_once(' ').unwrap();
     let mut started: Vec<_> = started
         .lines()
@@ -346,16 +350,16 @@ fn each_client_of_a_storm_is_served_and_the_queue_is_seen() {
         return;
     };
     expect_promise_kept(&ran, "storm", "storm");
-    let count = |name: &str| match ran.figure(name) {
+    let count = |name: &str| match ran.find_figure(name) {
         Some(Value::Count(count)) => count,
         other => panic!("{name}: {other:?}"),
     };
     assert_eq!(count("clients of the storm"), 200);
     assert!(
-        ran.figure("half of the storm served within").is_some()
-            && ran.figure("storm served within").is_some()
+        ran.find_figure("half of the storm served within").is_some()
+            && ran.find_figure("storm served within").is_some()
     );
-    // All clients dial from loopback, and go first.
+    // All clients dial from loopback, and the gate serves clients from loopback first.
     assert!(
         count("of the gate's class first") > 0 && count("of the gate's class others") == 0,
         "{ran:#?}"
@@ -413,8 +417,8 @@ fn other_proxies_are_compared_and_do_not_decide_the_verdict() {
     } else {
         eprintln!("without HAProxy, which is not in PATH");
     }
-    // With one apiserver after the other, connections are refused. An apiserver that listens before
-    // it is ready answers 403.
+    // If one apiserver ends before the next starts, connections are refused. An apiserver that
+    // listens before it is ready answers 403.
     for (via, lost) in [
         (Via::PortSharing, Loss::BadStatus),
         (Via::None, Loss::BadStatus),

@@ -2,7 +2,7 @@
 
 use crate::support::in_memory;
 use crate::support::process::run_rehearsal;
-use berth_rehearse::record::data::{MarkKind, Report, RunOutcome, VERSION, Value, Verdict};
+use berth_rehearse::record::data::{MarkKind, Report, RunOutcome, SCHEMA_VERSION, Value, Verdict};
 use std::process::{Command, Stdio};
 
 #[test]
@@ -31,7 +31,7 @@ fn a_rehearsal_leaves_data_and_a_page() {
     let status = run_rehearsal(&mut command).unwrap().status;
 
     let report: Report = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
-    assert_eq!((report.version, report.aborted), (VERSION, None));
+    assert_eq!((report.version, report.aborted), (SCHEMA_VERSION, None));
     assert!(
         report
             .command
@@ -45,7 +45,7 @@ fn a_rehearsal_leaves_data_and_a_page() {
     };
     assert_eq!(ran.verdict == Verdict::Held, status.success(), "{ran:#?}");
     assert_eq!(ran.instances.len(), 2);
-    let figure = |name: &str| match ran.figure(name) {
+    let figure = |name: &str| match ran.find_figure(name) {
         Some(Value::Count(count)) => count,
         other => panic!("{name}: {other:?}"),
     };
@@ -66,9 +66,9 @@ fn a_rehearsal_leaves_data_and_a_page() {
             .collect();
         assert_eq!(instances, ["old", "new"], "{what}: {:#?}", ran.marks);
     }
-    // Copies of written objects are whole. Watches of other objects list again, since no event
-    // brought them a revision after the new instance began. In a slow run, the old instance's store
-    // brings one every 5 s.
+    // Copies of written objects are complete. Quiet informers list again, because they got no
+    // revision after the start of the new instance. Only in a slow run they may get a revision: the
+    // store reports its progress every 5 s.
     let at = |what| {
         ran.marks
             .iter()

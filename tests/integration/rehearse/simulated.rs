@@ -59,7 +59,7 @@ impl Simulated {
     }
 
     async fn comes_to(&self, mark: MarkKind) {
-        wait_until(|| self.recorder.last("it", mark).is_some()).await;
+        wait_until(|| self.recorder.last_mark_time("it", mark).is_some()).await;
     }
 
     async fn client(&self) -> Client {
@@ -156,16 +156,13 @@ async fn a_request_under_way_is_finished() {
         it.comes_to(MarkKind::Terminating).await;
         if retry_after {
             let rejected = loop {
-                // Until the drain has begun, the apiserver serves requests.
+                // The apiserver serves requests as long as the drain has not begun.
                 let answer = it.get(MAPS).await;
                 if !answer.starts_with("HTTP/1.1 200 ") {
                     break answer;
                 }
             };
-            assert!(
-                rejected.starts_with("HTTP/1.1 429 ") && rejected.contains("TooManyRequests"),
-                "{rejected}"
-            );
+            assert!(rejected.starts_with("HTTP/1.1 429 "), "{rejected}");
             assert!(it.get("/livez").await.starts_with("HTTP/1.1 200 "));
         } else {
             it.refuses().await;

@@ -72,7 +72,8 @@ fn the_client_ends_first() {
             let mut instance = backend.accept();
             assert_eq!(read(&mut instance, request.len()), request);
             expect_end(&mut instance);
-            // Long after the first end, and more bytes than fit into the buffers.
+            // The instance goes on sending after the client's FIN, and sends more bytes than fit
+            // into the buffers.
             let sending = thread::spawn(move || Pattern(2).send(&mut instance, 10 * MB));
             Pattern(2).receive(&mut client, 10 * MB);
             expect_end(&mut client);
@@ -127,7 +128,8 @@ fn an_answer_and_both_ends_at_once() {
     }
 }
 
-/// More slow readers of large answers than a thread has pipes, each with small messages in between.
+/// There are more slow readers of large answers than a thread has pipes, and each connection also
+/// carries small messages between the large ones.
 #[test]
 fn large_and_small_messages_take_turns() {
     const STREAMS: usize = 40;

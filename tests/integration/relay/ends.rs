@@ -17,8 +17,8 @@ fn first_requests() -> [Vec<u8>; 2] {
     [client_hello(300), b"GET /".to_vec()]
 }
 
-/// Runs a test with each number of threads and each request at the same time, each with a shim of
-/// its own. The tests mostly wait.
+/// Runs a test for each number of threads and each request. The tests run at the same time, because
+/// they mostly wait, and each has a shim of its own.
 fn test_each(test: impl Fn(&Shim, &Backend, &[u8]) + Sync) {
     let test = &test;
     thread::scope(|scope| {
@@ -28,7 +28,8 @@ fn test_each(test: impl Fn(&Shim, &Backend, &[u8]) + Sync) {
         {
             scope.spawn(move || {
                 let backend = Backend::new();
-                // The shim checks an end that is not read after a second without any byte.
+                // If the shim does not read from one end, it checks that end after a second without
+                // any byte. With this option, the second is shorter.
                 let shim = Shim::start(backend.address(), threads, &["--speedup", "10"]);
                 test(&shim, &backend, &request);
                 shim.until("no connection is left", |status| {
@@ -50,7 +51,7 @@ fn the_client_resets_before_or_after_the_answer() {
     });
 }
 
-/// A second attempt shows whether the first one met a process that was just ending. A request
+/// The shim makes a second attempt, because the first process may just have been ending. A request
 /// without TLS gets a second attempt only if the reset came before a byte was sent.
 #[test]
 fn the_instance_resets_at_accept() {
@@ -108,7 +109,8 @@ fn the_instance_ends_without_a_byte() {
     });
 }
 
-/// A client with a part of an answer must not regard it as the whole answer.
+/// A shim that ends resets its connections, so that no client regards a part of an answer as the
+/// whole answer.
 #[test]
 fn a_shim_that_ends_resets_both_ends() {
     for threads in THREADS {
@@ -165,7 +167,7 @@ fn a_half_closed_client_resets() {
     });
 }
 
-/// The first byte of an answer is still to come.
+/// The client resets before the first byte of an answer.
 #[test]
 fn a_client_that_filled_the_replay_buffer_resets() {
     for threads in THREADS {
@@ -203,7 +205,7 @@ fn an_answer_before_a_reset_arrives() {
             client.write_all(&[0; 5000]).unwrap();
             let mut instance = backend.accept();
             read(&mut instance, request.len());
-            // Unread bytes are at the instance.
+            // Wait until the instance has bytes that it has not read.
             instance.peek(&mut [0]).unwrap();
             Pattern(0).send(&mut instance, answer);
             drop(instance);
@@ -213,8 +215,8 @@ fn an_answer_before_a_reset_arrives() {
     });
 }
 
-/// As before, with a request that fills all buffers, so that the shim notices the reset by a
-/// failing write.
+/// The answer also arrives if the client's request fills all buffers. Then the shim notices the
+/// reset by a failing write.
 #[test]
 fn an_answer_before_a_reset_arrives_behind_full_buffers() {
     test_each(|shim, backend, request| {

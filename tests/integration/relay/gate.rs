@@ -244,7 +244,8 @@ fn a_client_that_was_held_has_its_turn() {
     }
 }
 
-/// A client that is queued for an instance whose shim leaves goes to a sibling's instance.
+/// A client is queued for an instance. When the instance's shim leaves, the client goes to a
+/// sibling's instance.
 #[test]
 fn a_queued_client_does_not_stay_with_an_instance_that_leaves() {
     for threads in THREADS {
@@ -266,13 +267,14 @@ fn a_queued_client_does_not_stay_with_an_instance_that_leaves() {
     }
 }
 
-/// An instance does not answer a part of a ClientHello. The tests of `client_hello.rs` show which
-/// bytes are only a part.
+/// An instance does not answer an incomplete ClientHello. The tests of `client_hello.rs` show which
+/// bytes count as incomplete.
 #[test]
 fn a_client_that_sends_a_part_of_a_hello_holds_no_slot() {
     for threads in THREADS {
         let backend = Backend::new();
-        // The backend connection comes after the time in which the client may send the rest.
+        // The shim waits for the rest of the ClientHello before it dials the backend. With this
+        // option, the wait is short.
         let shim = Shim::start(
             backend.address(),
             threads,

@@ -5,7 +5,7 @@ use crate::support::shim::{Shim, THREADS};
 use berth_shim::backend::TableWriter;
 use berth_shim::metrics::Metrics;
 use berth_shim::relay::source::Sources;
-use berth_shim::relay::{Context, Open, relay_client};
+use berth_shim::relay::{Context, OpenConnection, relay_client};
 use berth_shim::state::{ShimState, Stop};
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -108,7 +108,7 @@ fn a_connection_is_small() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let peer = client.local_addr().unwrap();
-    let open = Open::new(&context);
+    let open = OpenConnection::new(&context);
     let size = size_of_val(&relay_client(open, client, peer, None));
     println!("{size} bytes");
     assert!(size <= LIMIT, "a connection's future grew to {size} bytes");

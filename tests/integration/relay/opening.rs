@@ -14,7 +14,7 @@ use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// For tests that wait for probes.
+/// Option for tests that wait for probes: the shim probes often.
 const OFTEN: [&str; 2] = ["--probe-interval", "20ms"];
 
 /// Reads a ClientHello of at least `length` bytes, answers, and returns the hello with all later
@@ -119,7 +119,8 @@ fn a_silent_client_is_served_when_it_speaks() {
     }
 }
 
-/// A port check sends nothing that a second attempt could replay.
+/// A port check connects and closes. It sends nothing, so a second attempt would have nothing to
+/// replay.
 #[test]
 fn connect_and_close_makes_one_attempt() {
     for threads in THREADS {
@@ -155,8 +156,8 @@ fn connect_and_close_makes_one_attempt() {
     }
 }
 
-/// An apiserver ends a silent connection after half a minute. A second apiserver would wait as long
-/// again.
+/// An apiserver ends a silent connection after half a minute. There is no second attempt, because
+/// another apiserver would wait for half a minute, too.
 #[test]
 fn an_attempt_without_an_answer_is_the_last() {
     for threads in THREADS {
@@ -268,7 +269,8 @@ fn a_refused_client_is_held_until_its_instance_is_back() {
     }
 }
 
-/// The first refused connection ends the instance's health, whatever the result of the last probe.
+/// An instance counts as unhealthy from the first refused connection on, whatever the result of the
+/// last probe was.
 #[test]
 fn an_instance_that_refuses_must_rise_again() {
     for threads in THREADS {
@@ -356,7 +358,7 @@ fn more_than_1024_are_not_held() {
             .map(|_| connect_from(source, shim.address))
             .collect();
         shim.until("every place is taken", |status| status.held == PLACES);
-        // Refused at once, not held for an hour and then reset.
+        // The client is refused at once. It must not be held for an hour and then reset.
         expect_no_service(shim.address);
         reset_stream(held.pop().unwrap());
         shim.until("a place is free", |status| status.held == PLACES - 1);
@@ -411,8 +413,8 @@ fn an_instance_that_fails_its_probe_and_does_not_refuse_is_used() {
     }
 }
 
-/// An instance took the ClientHello and sends nothing. The shim turns to a ready instance as soon
-/// as the first one's probe fails.
+/// An instance has got the ClientHello and sends nothing. As soon as the probe of this instance
+/// fails, the shim sends the ClientHello to a ready instance.
 #[test]
 fn a_hello_at_an_instance_that_hangs_goes_to_a_ready_one() {
     let ca = Ca::new();

@@ -36,7 +36,7 @@ fn script_of(text: &str) -> &'static str {
         text if text.contains("kube-apiserver:refuses") => {
             "echo 'Error: unknown flag: --no-such-flag' >&2; exit 1"
         }
-        // Fails only in the canonical file. The temporary pod serves.
+        // This version fails only in the canonical file. Its temporary pod serves.
         text if text.contains("kube-apiserver:half") && !text.contains("\n  uid: ") => {
             "echo 'Error: no disk' >&2; exit 1"
         }
@@ -591,7 +591,7 @@ fn an_image_that_the_kubelet_cannot_get_ends_the_upgrade_at_once() {
         &mut upgrade,
         1,
         &[
-            "the kubelet cannot start it",
+            "the kubelet cannot start the instance",
             "ErrImagePull: \"not found\"",
             "rolled back",
         ],
@@ -599,14 +599,15 @@ fn an_image_that_the_kubelet_cannot_get_ends_the_upgrade_at_once() {
     node.is_whole("v1");
 }
 
-/// After a reboot, a unit runs the command without the original options.
+/// After a reboot, a systemd unit resumes the upgrade without the original options.
 #[test]
 fn a_resumed_upgrade_keeps_its_kubeconfig() {
     let (node, _kubelet) = start_serving_node();
     let cluster = Cluster::of(&[node.listen.ip()]);
     let kubeconfig = cluster.kubeconfig();
     let mut upgrade = node.upgrade(&["--settle", "1h"]);
-    // A relative path, from another directory than the one in which the upgrade is resumed.
+    // The kubeconfig's path is relative to a directory, and the upgrade is resumed in another
+    // directory.
     upgrade
         .current_dir(kubeconfig.parent().unwrap())
         .arg("--kubeconfig")
@@ -646,7 +647,8 @@ fn a_new_version_that_fails_in_the_second_hop_gives_way_to_the_old_one() {
 fn an_upgrade_killed_at_any_step_is_resumed_by_the_same_command() {
     let (node, kubelet) = start_serving_node();
     let load = start_load(&node);
-    // The cause that keeps the upgrade in each step: the kubelet, or a long settle time.
+    // Steps, each with the cause that keeps the upgrade in the step: a task that the kubelet does
+    // not do, or a long settle time.
     let steps = [
         (2, Lags::Starting(Kind::Temporary), "300ms"),
         (3, Lags::Not, "1h"),
@@ -696,7 +698,8 @@ fn an_upgrade_killed_at_any_step_is_resumed_by_the_same_command() {
 fn in_the_middle_the_old_manifest_is_at_hand_and_inject_and_eject_refuse() {
     let (node, _kubelet) = start_serving_node();
     let v2 = node.new_manifest("v2");
-    // Kept by an earlier upgrade, since which the clock was set back.
+    // A copy that an earlier upgrade kept. Its date is in the future, because the clock was set
+    // back afterwards.
     let newest = node.path("kept/kube-apiserver.yaml.before-upgrade.29990101T000000Z.v0");
     fs::create_dir(node.path("kept")).unwrap();
     fs::write(&newest, node.manifest("v0")).unwrap();
@@ -746,7 +749,8 @@ fn in_the_middle_the_old_manifest_is_at_hand_and_inject_and_eject_refuse() {
 fn an_interrupt_rolls_back_while_the_old_version_serves_and_else_completes() {
     let (node, kubelet) = start_serving_node();
     let load = start_load(&node);
-    // The signal arrives within the step, which has a long settle time, or waits for the kubelet.
+    // The step lasts until the signal has arrived: it has a long settle time, or waits for the
+    // kubelet.
     let back = (3, "1h", Lags::Not, "going back", 1, "v1");
     let on = (
         5,
@@ -769,8 +773,8 @@ fn an_interrupt_rolls_back_while_the_old_version_serves_and_else_completes() {
     load.end_without_loss();
 }
 
-/// Without the lock, another node could be upgraded at the same time, although the named cluster
-/// could prevent that.
+/// An upgrade that names a cluster must not begin without the cluster's lock, because another node
+/// could be upgraded at the same time.
 #[test]
 fn a_cluster_that_gives_no_lock_ends_the_upgrade_before_any_change() {
     let (node, _kubelet) = start_serving_node();
@@ -796,7 +800,7 @@ fn a_cluster_that_gives_no_lock_ends_the_upgrade_before_any_change() {
     upgrade.kill();
     let mut upgrade = Running::start(&mut node.upgrade_in(&cluster, &[]));
     upgrade.logs("8/8");
-    // Otherwise the upgrade would try for 15 s to release the lock.
+    // The cluster answers again, because the upgrade would else try for 15 s to release the lock.
     *cluster.no_leases.lock().unwrap() = None;
     upgrade.ends(0);
 }
@@ -839,7 +843,7 @@ fn two_nodes_are_never_upgraded_at_once() {
     };
     let mut upgrade = first.upgrade_to("v2", &["--settle", "1h"]);
     let mut upgrade = Running::start(upgrade.arg("--kubeconfig").arg(cluster.kubeconfig()));
-    upgrade.logs("the cluster's lock is held: no other node is upgraded meanwhile");
+    upgrade.logs("this upgrade holds the cluster's lock: no other node is upgraded meanwhile");
     upgrade.logs("3/8");
     assert_eq!(cluster.locked(), Some(true));
     refused(second);

@@ -11,10 +11,12 @@ const PERIOD: Duration = Duration::from_millis(15);
 #[test]
 #[ignore = "takes minutes: run by .ci/run kills"]
 fn upgrade() {
-    every_kill(2, || {
+    every_kill(2, 550, || {
         let judged = Judged::new();
         let manifest = judged.node.new_manifest(NEW);
+        let texts = [OLD, NEW].map(|tag| judged.node.manifest(tag));
         Upgraded {
+            texts,
             load: Some(judged.load_each(PERIOD)),
             judged,
             manifest,
@@ -23,6 +25,8 @@ fn upgrade() {
 }
 
 struct Upgraded {
+    /// The old and the new manifest.
+    texts: [String; 2],
     /// `None` while the node is down.
     load: Option<Load>,
     judged: Judged,
@@ -32,8 +36,17 @@ struct Upgraded {
 impl Scene for Upgraded {
     const AT_ONCE: usize = 6;
 
+    /// An upgrade that goes back ends with a failure first.
+    const AGAIN: usize = 2;
+
+    const MISSED: usize = 5;
+
     fn root(&self) -> PathBuf {
         self.judged.node.temp.path().to_owned()
+    }
+
+    fn memory(&self) -> Vec<PathBuf> {
+        vec![self.judged.node.path("run")]
     }
 
     fn directories(&self) -> Vec<PathBuf> {
@@ -53,10 +66,22 @@ impl Scene for Upgraded {
         let files = read_files(&node.directory());
         assert!(!files.is_empty(), "no manifest is left");
         for (name, text) in files {
+            // The temporary pod has names and a UID of its own.
+            let plain = text
+                .replace(": berth-kube-apiserver", ": kube-apiserver")
+                .replace("    - --emulated-version=1.35\n", "");
+            let is_of_both = |line: &&str| !line.starts_with("  uid: ");
+            let is_whole = |known: &String| plain.lines().filter(is_of_both).eq(known.lines());
             assert!(
-                text.ends_with("\nstatus: {}\n"),
+                self.texts.iter().any(is_whole) && text.ends_with('\n'),
                 "half a manifest of {name}: {text}"
             );
+        }
+        if node.path("kept").exists() {
+            for (tag, text) in node.befores() {
+                let known = &self.texts[usize::from(tag == NEW)];
+                assert_eq!(&text, known, "the kept manifest of {tag}");
+            }
         }
     }
 

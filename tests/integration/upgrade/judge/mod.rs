@@ -8,7 +8,7 @@ mod kills;
 
 const OLD: &str = "v1.35.4-judged";
 
-/// A node whose apiserver has an API, and its cluster.
+/// A node and its cluster. The node's apiserver has an API.
 struct Judged {
     /// Declared first, so that the kubelet ends before the directories of the node are removed.
     kubelet: Option<Kubelet>,
@@ -100,7 +100,7 @@ fn a_good_version_goes_through_step_by_step() {
         "20 % of new connections are for the new instance",
         "50 % of new connections are for the new instance",
         "all new connections are for the new instance",
-        "judged beside the temporary instance",
+        "judge the new instance beside the temporary instance",
         "kube-apiserver 1.36.3 behaves as 1.36",
     ];
     let mut rest = log.as_str();
@@ -129,7 +129,7 @@ fn a_bad_version_is_sent_back_and_nothing_is_lost() {
         ],
     );
     judged.node.is_whole(OLD);
-    // Without a judge, or if the errors are accepted, the version goes through.
+    // The upgrade to the bad version succeeds if its errors are accepted.
     let accepted = ["--accept", "errors", "--no-emulate"];
     expect_status(
         judged.upgrade("v1.36.3-judged-bad", &SHORT).args(accepted),
@@ -147,7 +147,7 @@ fn a_version_that_is_bad_without_emulation_keeps_emulating() {
     let load = judged.load();
     let tag = "v1.36.3-judged-late";
     let mut upgrade = Running::start(&mut judged.upgrade(tag, &SHORT));
-    upgrade.logs("judged beside the temporary instance");
+    upgrade.logs("judge the new instance beside the temporary instance");
     upgrade.kill();
     expect_status(
         &mut judged.resume(&LONG),
@@ -205,7 +205,7 @@ fn an_upgrade_that_cannot_be_judged_is_refused_before_any_change() {
     ] {
         expect_status(node.upgrade(&v2).args(wrong), 64, &[wrong[1]]);
     }
-    // A CA other than the instances' CA: their metrics cannot be read.
+    // The other cluster has another CA, so the instances' metrics cannot be read.
     let other = Cluster::of(&[node.listen.ip()]);
     expect_status(
         &mut node.upgrade_in(&other, &v2),
