@@ -1,17 +1,20 @@
-//! What a client says first, over real sockets: whatever it says in whatever pieces, and whatever the instances do
-//! before their first byte, each leg gets a beginning of just that, and the client gets the answer of one leg, whole.
+//! A client's first bytes, relayed over real sockets. A leg is a connection from the relay to an
+//! instance. Each leg gets a prefix of the client's bytes, and the client gets bytes of at most one
+//! leg: the whole answer, unless that leg or the client ends the connection early. The client may
+//! send any bytes in any pieces, and the instances may do anything before their first byte.
 //!
-//! The input is a script (see [`Script`]) and what the client says first. It is judged from outside the relay.
+//! Inputs are a script (see [`Script`]) and the client's bytes. The checks look at the sockets, and
+//! at the relay's counters of connections.
 #![no_main]
 
-use berth_node::instance::InstanceId;
+use berth_node::instance_id::InstanceId;
 use berth_os::socket::{self, reset_on_close};
 use berth_shim::backend::TableWriter;
 use berth_shim::backend::health::Observation;
 use berth_shim::metrics::Metrics;
-use berth_shim::relay::client_hello::is_whole;
+use berth_shim::relay::client_hello::is_whole_hello;
 use berth_shim::relay::source::Sources;
-use berth_shim::relay::{Context, Open, relay_client};
+use berth_shim::relay::{Context, OpenConnection, relay_client};
 use berth_shim::state::ShimState;
 use libfuzzer_sys::fuzz_target;
 use std::cell::{Cell, RefCell};
@@ -28,67 +31,73 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::yield_now;
 use tokio::time::timeout;
 
-/// What the relay keeps of a client, and the first byte of one whose bytes it may say again.
+/// Number of a client's bytes that the relay keeps.
 const KEPT: usize = 16 * 1024;
+
+/// First byte of a TLS client. Only a TLS client's bytes are replayed to a further leg.
 const TLS_HANDSHAKE: u8 = 0x16;
 
-/// Most that a client says.
+/// Maximum number of bytes that a client sends.
 const MOST: usize = 40 * 1024;
 
-/// Legs that each of the two instances gets at most, and pieces in which a client speaks.
+/// Maximum number of legs to each of the two instances.
 const LEGS: usize = 2;
+
+/// Number of pieces with a length in the script. A further piece has all bytes that are left.
 const PIECES: usize = 6;
 
-/// All is done at once; the machine may be loaded.
+/// Limit that only a hang reaches: no part of a script waits for a time.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How a leg ends, after so many bytes of the client.
+/// How an instance ends a leg, after [`Plan::read`] bytes of the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Fin,
     Reset,
-    /// It answers, hears the client out, and ends.
+    /// Answers, reads the client's other bytes, and closes the connection (FIN).
     Answer,
-    /// It answers, and is reset.
+    /// Answers, and resets the connection.
     Break,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Plan {
-    /// Bytes that are read before.
+    /// Bytes of the client that the instance reads before the end or the answer.
     read: usize,
     end: End,
+    /// Bytes of the answer.
     answer: usize,
 }
 
-/// How the client ends.
+/// How the client ends its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Leave {
-    /// When the other end does.
+    /// Closes the connection after the relay does.
     Last,
-    /// It says that it has no more to say, and listens.
+    /// Half-closes the connection after its last byte (FIN), and reads on.
     HalfClosed,
-    /// By a reset, when it has said all.
+    /// Resets the connection after its last byte.
     Reset,
 }
 
 #[derive(Debug)]
 struct Script {
     leave: Leave,
-    /// How many turns the client has before it is served.
+    /// Number of turns ([`turns`]) that the client has before the relay serves it.
     before: u8,
-    /// Whether nobody listens at the own instance, and at the sibling's.
+    /// True if connections to the own instance, and to the sibling's instance, are refused.
     refuses: [bool; 2],
     plans: [[Plan; LEGS]; 2],
-    /// How long a piece is, and how many turns others get before it.
+    /// The length of each piece, and the number of turns that other tasks get before the piece.
     pieces: [(usize, u8); PIECES],
-    /// What a sibling that passed the client on read already.
+    /// Number of bytes that a sibling read before passing the client on. `None` if no sibling
+    /// passed the client on.
     said: Option<usize>,
-    /// All that the client says.
+    /// All bytes of the client.
     text: Vec<u8>,
 }
 
-/// The script's bytes; nothing more is zero.
+/// The bytes of the input. Reads after the last byte return zeros.
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {
@@ -119,7 +128,8 @@ impl Script {
         let plans = [(); 2].map(|()| [(); LEGS].map(|()| input.plan()));
         let pieces = [(); PIECES].map(|()| (input.number(), input.byte() % 8));
         let (said, length) = (input.number(), input.number() % (MOST + 1));
-        // What follows the input's own bytes has no period, so that what is out of place shows.
+        // Noise follows the input's own bytes. A byte in the wrong place shows, since the noise has
+        // no short period.
         let text: Vec<u8> = input
             .0
             .iter()
@@ -139,7 +149,7 @@ impl Script {
         }
     }
 
-    /// Whether what a leg got can be replayed, all of it and for as long as it takes.
+    /// True if the relay can replay all bytes of the client to a further leg.
     fn is_replayable(&self) -> bool {
         self.text
             .first()
@@ -147,7 +157,8 @@ impl Script {
             && self.text.len() <= KEPT
     }
 
-    /// The legs that there may be, in their order: the instance and which one of it.
+    /// Returns the possible legs in their order: the instance, and the number of the leg to that
+    /// instance.
     fn legs(&self) -> impl Iterator<Item = (usize, usize)> {
         (0..2)
             .filter(|at| !self.refuses[*at])
@@ -167,21 +178,21 @@ fn noise(seed: u32) -> impl Iterator<Item = u8> {
         .map(|state| (state >> 24) as u8)
 }
 
-/// What an instance saw of a connection.
+/// An instance's record of a leg.
 struct Leg {
     name: (usize, usize),
     got: Vec<u8>,
-    /// How much of its answer it could say.
+    /// Number of the answer's bytes that the instance could write.
     answered: usize,
 }
 
-/// An instance.
+/// An instance that the relay connects to.
 struct Host {
     listener: tokio::net::TcpListener,
-    /// The same one, to see what is left.
+    /// A duplicate of `listener` for accepts without a wait, after the relay has ended.
     left: TcpListener,
     address: SocketAddr,
-    /// Nobody listens there.
+    /// An address at which connections are refused: a bound socket that does not listen.
     refusing: SocketAddr,
     _bound: OwnedFd,
 }
@@ -205,7 +216,8 @@ impl Host {
         }
     }
 
-    /// Serves its legs, one after the other as the relay makes them, until there is none and will be none.
+    /// Serves the instance's legs one after the other, until the relay has ended and no connection
+    /// is left to accept.
     async fn run(&self, at: usize, script: &Script, legs: &RefCell<Vec<Leg>>, over: &Notify) {
         let mut own = 0;
         let mut is_over = false;
@@ -241,7 +253,8 @@ async fn leg(mut stream: TcpStream, name: (usize, usize), script: &Script) -> Le
         got: Vec::new(),
         answered: 0,
     };
-    // Who wants more than there is waits for the client's end, and not in vain.
+    // An instance that wants more bytes than the client has waits for the client's FIN or reset. A
+    // client that leaves last sends neither, so the wanted number is at most the client's bytes.
     let all = if script.leave == Leave::Last {
         script.text.len()
     } else {
@@ -257,10 +270,10 @@ async fn leg(mut stream: TcpStream, name: (usize, usize), script: &Script) -> Le
         }
     }
     if plan.end == End::Answer {
-        // Its end (FIN) is read too, if there is one before this one's.
+        // A client that half-closes or resets is read up to its FIN or reset.
         hear(&mut stream, &mut leg.got, all).await;
     }
-    // It got what it has not read, too.
+    // Bytes in the socket count as received, though the instance's plan has not read them.
     while stream.try_read_buf(&mut leg.got).is_ok_and(|read| read > 0) {}
     if matches!(plan.end, End::Reset | End::Break) {
         reset_on_close(&stream);
@@ -268,14 +281,16 @@ async fn leg(mut stream: TcpStream, name: (usize, usize), script: &Script) -> Le
     leg
 }
 
-/// Reads until it is so much, or there is no more.
+/// Reads until `got` has the wanted number of bytes, or the connection ends.
 async fn hear(stream: &mut TcpStream, got: &mut Vec<u8>, wanted: usize) {
     while got.len() < wanted && stream.read_buf(got).await.is_ok_and(|read| read > 0) {}
 }
 
-/// What the client said, and what it got.
+/// The client's record of its connection.
 struct Client {
+    /// Number of bytes sent.
     said: Cell<usize>,
+    /// Bytes received.
     got: RefCell<Vec<u8>>,
 }
 
@@ -313,7 +328,7 @@ impl Client {
     }
 }
 
-/// Gives the others their turns, and the kernel's events.
+/// Yields to the other tasks, and to the kernel's events, the given number of times.
 async fn turns(number: u8) {
     for _ in 0..number {
         yield_now().await;
@@ -327,7 +342,7 @@ fn nonblocking(stream: StdTcpStream) -> TcpStream {
         .expect("a socket")
 }
 
-/// Made once.
+/// Shim, clients and instances for all inputs.
 struct Stage {
     runtime: Runtime,
     front: TcpListener,
@@ -365,7 +380,8 @@ impl Stage {
         }
     }
 
-    /// With the writer, which is there as long as the workers are.
+    /// Returns the relay's context, and the writer of its table. The caller keeps the writer as
+    /// long as the relay runs.
     fn context(&self, script: &Script) -> (TableWriter, Arc<Context>) {
         let mut writer = TableWriter::new(1, 1);
         for (at, host) in self.hosts.iter().enumerate() {
@@ -381,9 +397,9 @@ impl Stage {
         }
         let context = Context {
             table: writer.subscribe(),
-            // Nothing changes that a client could wait for.
+            // Holding a client would be in vain: the table does not change.
             hold: Duration::ZERO,
-            // It would wait 5 s for the end of what never ends.
+            // A gate would wait 5 s for the rest of an incomplete ClientHello.
             gate: None,
             share: Arc::default(),
             sources: self.sources.clone(),
@@ -404,7 +420,7 @@ impl Stage {
     }
 
     fn play(&mut self, script: &Script) {
-        // Other addresses for each, so that none runs out of ports.
+        // Addresses differ from client to client, so that no address runs out of ports.
         self.clients = self.clients % 0x3f_ffff + 1;
         let [_, b, c, d] = self.clients.to_be_bytes();
         let peer = (Ipv4Addr::new(10, 64 + b, c, d), 1).into();
@@ -425,7 +441,7 @@ impl Stage {
             let relayed = async {
                 let served = async {
                     turns(script.before).await;
-                    relay_client(Open::new(&context), theirs, peer, said).await;
+                    relay_client(OpenConnection::new(&context), theirs, peer, said).await;
                 };
                 tokio::join!(client.run(ours, script), served);
                 over.iter().for_each(Notify::notify_one);
@@ -435,7 +451,7 @@ impl Stage {
             let all = async { tokio::join!(relayed, own, sibling) };
             assert!(
                 timeout(PATIENCE, all).await.is_ok(),
-                "it does not end: {script:?}"
+                "the relay or an instance hangs: {script:?}"
             );
         });
         judge(
@@ -450,7 +466,7 @@ impl Stage {
                 context.stats.pending.load(Relaxed)
             ),
             (0, 0),
-            "it is not counted out"
+            "the ended connection still counts as open or pending"
         );
     }
 }
@@ -459,7 +475,7 @@ fn judge(script: &Script, said: usize, got: &[u8], legs: &[Leg]) {
     for leg in legs {
         assert!(
             leg.got.len() <= said && script.text.starts_with(&leg.got),
-            "{:?} got something else: {script:?}",
+            "{:?} got bytes that the client did not send: {script:?}",
             leg.name
         );
     }
@@ -469,7 +485,7 @@ fn judge(script: &Script, said: usize, got: &[u8], legs: &[Leg]) {
     };
     assert!(
         earlier.iter().all(|leg| leg.answered == 0),
-        "who answered was left: {script:?}"
+        "the relay left an instance that had answered: {script:?}"
     );
     let speaks_first = script
         .text
@@ -477,7 +493,7 @@ fn judge(script: &Script, said: usize, got: &[u8], legs: &[Leg]) {
         .is_some_and(|first| *first != TLS_HANDSHAKE);
     assert!(
         !speaks_first || earlier.iter().all(|leg| leg.got.is_empty()),
-        "replayed: {script:?}"
+        "the bytes of a client without TLS were replayed: {script:?}"
     );
     let answer = last
         .map(|last| script.answer(last.name))
@@ -485,10 +501,10 @@ fn judge(script: &Script, said: usize, got: &[u8], legs: &[Leg]) {
     let answered = last.map_or(0, |last| last.answered);
     assert!(
         answer[..answered].starts_with(got),
-        "not an answer: {script:?}"
+        "the client got bytes that the last leg did not send: {script:?}"
     );
 
-    // Who leaves by a reset is owed nothing.
+    // A client that resets its connection may lose the answer and further legs.
     if script.leave == Leave::Reset {
         return;
     }
@@ -497,11 +513,12 @@ fn judge(script: &Script, said: usize, got: &[u8], legs: &[Leg]) {
     {
         assert!(
             last.got == script.text && got == answer,
-            "{:?} heard or was heard in part: {script:?}",
+            "{:?} or the client got only a part of the bytes: {script:?}",
             last.name
         );
     }
-    // All legs up to the first that answers, or all. A client that is done may have been done before the first ended.
+    // The legs due: up to the first leg that answers, or all. A client that half-closed, or
+    // that cannot be replayed, may get only the first leg.
     let answers = |(at, leg): &(usize, usize)| {
         matches!(script.plans[*at][*leg].end, End::Answer | End::Break)
     };
@@ -513,7 +530,8 @@ fn judge(script: &Script, said: usize, got: &[u8], legs: &[Leg]) {
         "{names:?} and not {due:?}: {script:?}"
     );
     let least = if script.is_replayable() && script.leave == Leave::Last {
-        // Who said nothing when a leg ended gets no further one, and what was said by then is a matter of moments.
+        // A client that had sent nothing at the end of a leg may get no further leg. A leg that
+        // ends without a read races the client's first byte.
         let hasty = |(at, leg): &(usize, usize)| {
             script.plans[*at][*leg].read == 0 || script.text.is_empty()
         };
@@ -535,13 +553,13 @@ thread_local!(static STAGE: RefCell<Option<Stage>> = const { RefCell::new(None) 
 
 fuzz_target!(|input: &[u8]| {
     let script = Script::of(input);
-    // What is whole stays so, whatever comes next.
+    // A complete first message stays complete, whatever bytes follow.
     let (beginning, _) = script
         .text
         .split_at(script.pieces[0].0.min(script.text.len()));
     assert!(
-        !is_whole(beginning) || is_whole(&script.text),
-        "whole after {} bytes, and not after all",
+        !is_whole_hello(beginning) || is_whole_hello(&script.text),
+        "the first message is complete after {} bytes, and incomplete after all bytes",
         beginning.len()
     );
     STAGE.with_borrow_mut(|stage| stage.get_or_insert_with(Stage::new).play(&script));

@@ -1,4 +1,4 @@
-//! Objects that the cluster's API sends come from outside.
+//! Objects from the cluster's API: services, endpoint slices and leases of instances.
 #![no_main]
 
 use berth_cluster::lease::{Expiry, InstanceLease};
@@ -22,5 +22,5 @@ fuzz_target!(|bytes: &[u8]| {
             Some(lease.name())
         );
     }
-    Expiry::default().read(Duration::ZERO, Duration::ZERO, [&object]);
+    Expiry::default().record_list(Duration::ZERO, Duration::ZERO, [&object]);
 });

@@ -1,15 +1,18 @@
-//! Messages with descriptors, over real sockets: whatever comes, in whatever number, no descriptor is left behind, and what a
-//! sibling is believed to have sent was checked.
+//! Messages with file descriptors, over real sockets. No descriptor stays open, whatever the
+//! messages and the number of descriptors. A guard from a sibling is accepted only if the guard is
+//! the listener with the cookie and the address in the message.
 //!
-//! The input is messages. Each begins with bytes that say how many descriptors of which kind go with it and whether it is
-//! too long; then comes its text up to a zero byte. `@C` and `@A` in it stand for the cookie and the address of a real listener.
+//! The first byte of the input chooses the receiver: the socket for requests, or a sibling.
+//! Messages follow. Each message has three bytes (the kind of the descriptors, the number of
+//! descriptors, and 0xff if the message is too long), and a text up to a zero byte. In the text,
+//! `@C` and `@A` stand for the cookie and the address of a real listener.
 #![no_main]
 
 use berth_node::ipc::Server;
 use berth_node::ipc::wire::Reply;
 use berth_node::terms::{Cookie, ShimId};
 use berth_os::{self, seqpacket, socket};
-use berth_shim::handover::peers::{Event, Published, exchange_updates};
+use berth_shim::handover::peers::{PeerEvent, PublishedState, exchange_updates};
 use libfuzzer_sys::fuzz_target;
 use nix::sys::socket::{
     AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, sendmsg, socketpair,
@@ -25,19 +28,20 @@ use tokio::io::unix::AsyncFd;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
-/// What a socket takes with a message at most (SCM_MAX_FD).
+/// Maximum number of descriptors in a message (SCM_MAX_FD in the kernel).
 const MOST: usize = 253;
 
-/// Messages of one input.
+/// Maximum number of messages in an input.
 const MESSAGES: usize = 6;
 
-/// Made once: what all inputs send, and who hears it.
+/// Descriptors to send, and the server that receives descriptors; made once for all inputs.
 struct Stage {
     runtime: Runtime,
     listener: OwnedFd,
     address: SocketAddr,
     cookie: u64,
-    /// Of other kinds: a file, a pipe, connected and listening sockets that are not shared.
+    /// Descriptors of other kinds: a file, both ends of a pipe, a connected socket, and a listener
+    /// that is not shared.
     others: Vec<OwnedFd>,
     path: PathBuf,
     _directory: tempfile::TempDir,
@@ -89,7 +93,7 @@ impl Stage {
         }
     }
 
-    /// Sends one message as who does not keep to the rules; false: it could not be sent.
+    /// Sends a message that may break the protocol's rules. Returns false if the send fails.
     fn send(&self, to: &OwnedFd, message: &Message<'_>) -> bool {
         let text = String::from_utf8_lossy(message.text);
         let text = text
@@ -97,7 +101,7 @@ impl Stage {
             .replace("@A", &self.address.to_string());
         let mut bytes = text.into_bytes();
         if message.too_long {
-            bytes.resize(seqpacket::MESSAGE + 1, b' ');
+            bytes.resize(seqpacket::MAX_MESSAGE + 1, b' ');
         }
         let descriptors: Vec<RawFd> = (0..message.descriptors)
             .map(|at| match message.kinds.checked_sub(1) {
@@ -105,7 +109,7 @@ impl Stage {
                 Some(kind) => self.others[(usize::from(kind) + at) % self.others.len()].as_raw_fd(),
             })
             .collect();
-        // In two parts, which the kernel puts together.
+        // The kernel joins the two control messages.
         let (first, second) = descriptors.split_at(descriptors.len() / 2);
         let parts: Vec<_> = [first, second]
             .into_iter()
@@ -122,7 +126,7 @@ impl Stage {
         .is_ok()
     }
 
-    /// To the socket that commands dial: one message, one answer, the end.
+    /// Sends a message to the socket for requests, and reads until the connection ends.
     async fn ask(&self, message: &Message<'_>) {
         let client = seqpacket::dial_path(&self.path).expect("it listens");
         let client = berth_os::make_awaitable(client, Interest::READABLE)
@@ -130,11 +134,11 @@ impl Stage {
         if !self.send(client.get_ref(), message) {
             return;
         }
-        let mut buffer = vec![0; seqpacket::MESSAGE];
+        let mut buffer = vec![0; seqpacket::MAX_MESSAGE];
         loop {
             let heard = client
                 .async_io(Interest::READABLE, |socket| {
-                    seqpacket::receive(socket.as_fd(), &mut buffer)
+                    seqpacket::receive_message(socket.as_fd(), &mut buffer)
                 })
                 .await;
             if !heard.is_ok_and(|received| received.length > 0) {
@@ -143,11 +147,11 @@ impl Stage {
         }
     }
 
-    /// To one that takes us for a sibling.
+    /// Sends messages to a shim's exchange of updates, as a sibling does.
     async fn tell(&self, messages: &[Message<'_>]) {
         let (ours, theirs) = pair();
         let (events, mut heard) = mpsc::unbounded_channel();
-        let desk = Arc::new(Mutex::new(Published::default()));
+        let desk = Arc::new(Mutex::new(PublishedState::default()));
         let talk = tokio::spawn(exchange_updates(
             theirs,
             ShimId(1),
@@ -164,7 +168,7 @@ impl Stage {
         drop(ours);
         talk.await.expect("it does not panic");
         while let Some(event) = heard.recv().await {
-            if let Event::Updated(_, _, guards) = event {
+            if let PeerEvent::Updated(_, _, guards) = event {
                 for (cookie, address, guard) in guards {
                     assert_eq!((cookie, address), (Cookie(self.cookie), self.address));
                     assert_eq!(socket::read_cookie(guard.as_fd()).ok(), Some(self.cookie));
@@ -181,7 +185,7 @@ struct Message<'a> {
     text: &'a [u8],
 }
 
-/// The first message of an input, and the rest of the input.
+/// Splits an input into the first message and the rest. `None` if fewer than three bytes are left.
 fn message(input: &[u8]) -> Option<(Message<'_>, &[u8])> {
     let ([kinds, descriptors, flags], rest) = input.split_first_chunk()?;
     let end = rest
@@ -208,7 +212,7 @@ fn pair() -> (OwnedFd, AsyncFd<OwnedFd>) {
     )
 }
 
-/// How many descriptors this process has.
+/// Returns the number of this process's open descriptors.
 fn open() -> usize {
     std::fs::read_dir("/proc/self/fd")
         .expect("/proc is there")
@@ -240,11 +244,11 @@ fuzz_target!(|input: &[u8]| {
             } else {
                 stage.tell(&messages).await
             }
-            // The task at the other end may have its last turn to come.
+            // The server's task may need further turns to close its descriptors.
             for _ in 0..10 {
                 tokio::task::yield_now().await;
             }
         });
-        assert_eq!(open(), before, "descriptors are left behind");
+        assert_eq!(open(), before, "descriptors stay open");
     });
 });

@@ -1,7 +1,8 @@
-//! Answers of etcd's JSON gateway, whatever answers at its port: a list of members, and statuses, one a line.
+//! Answers of etcd's JSON gateway, or of another process at its port: a list of members, then
+//! alarms and statuses, one answer per line.
 #![no_main]
 
-use berth_bridge::etcd::members::Choice;
+use berth_bridge::etcd::members::MemberChoice;
 use berth_bridge::etcd::types::{Answer, MemberList, Sample, Status, parse_alarms};
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
@@ -43,15 +44,15 @@ fuzz_target!(|text: &str| {
         .iter()
         .filter(|member| !member.is_learner)
         .count();
-    match sample.choose() {
-        Ok(Choice::Alone) => assert!(
+    match sample.choose_members() {
+        Ok(MemberChoice::Alone) => assert!(
             sample
                 .list
                 .members
                 .iter()
                 .all(|member| member.id == sample.list.by)
         ),
-        Ok(Choice::Others(others)) => {
+        Ok(MemberChoice::Others(others)) => {
             assert!(
                 sample.leader != 0
                     && sample.alarms == Ok(Vec::new())

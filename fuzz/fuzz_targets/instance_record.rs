@@ -1,7 +1,7 @@
-//! Records of instances are files that others write.
+//! Parser of instance records, files which other processes write.
 #![no_main]
 
-use berth_node::instance::InstanceId;
+use berth_node::instance_id::InstanceId;
 use berth_node::registry::instance::Record;
 use libfuzzer_sys::fuzz_target;
 use std::sync::LazyLock;

@@ -1,5 +1,5 @@
-//! What comes in on a shim's socket, and what comes back to whoever asked one: a process of another
-//! version may be at the other end, or one that lies.
+//! Requests and updates that a shim receives, and a shim's replies. The sender may have another
+//! version, or be malicious.
 #![no_main]
 
 use berth_node::ipc::wire::{parse_reply, parse_request, parse_update, split_message};
@@ -20,7 +20,7 @@ fuzz_target!(|bytes: &[u8]| {
         let again = serde_json::to_vec(&reply).expect("what was read can be written");
         assert_eq!(parse_reply(&again).as_ref(), Ok(&reply));
         if let berth_node::ipc::wire::Reply::Status(status) = reply {
-            let _ = status.ready();
+            let _ = status.check_ready();
         }
     }
 });

@@ -1,4 +1,5 @@
-//! A kubeconfig is written by people and programs of all kinds.
+//! Kubeconfigs, written by people and by many programs. An accepted kubeconfig has an HTTPS server
+//! and credentials.
 #![no_main]
 
 use berth_cluster::Access;
@@ -6,7 +7,7 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
     if let Ok(access) = Access::parse(text, |_| Ok(Vec::new())) {
-        // A scheme is the same in capitals (RFC 3986, section 3.1).
+        // URI schemes are case-insensitive (RFC 3986, section 3.1).
         assert!(
             access
                 .server

@@ -1,7 +1,7 @@
-//! Leases are files that others write.
+//! Parser of lease files, which other processes write.
 #![no_main]
 
-use berth_node::instance::InstanceId;
+use berth_node::instance_id::InstanceId;
 use berth_node::registry::lease::Lease;
 use libfuzzer_sys::fuzz_target;
 use std::sync::LazyLock;

@@ -1,7 +1,7 @@
-//! Edits of YAML of any kind: what the editor accepts must read, for another reader, as what was meant, and nothing
-//! else may have changed.
+//! Edits of any YAML. After an accepted edit, another reader reads the intended values at the
+//! edited paths, and unchanged values elsewhere.
 //!
-//! The input is a file, a zero byte, and choices: a place in the file, and what to do there.
+//! Inputs are a file, a zero byte, and choices: paths in the file, and the changes there.
 #![no_main]
 
 use berth_cluster::yaml::{self, YamlNode};
@@ -11,7 +11,7 @@ use libfuzzer_sys::arbitrary::Unstructured;
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Value, json};
 
-/// Texts that some reader takes for something else, where they are not quoted.
+/// Strings. Without quotes, YAML readers take most of these strings for other values or for syntax.
 const HARD: [&str; 40] = [
     "a",
     "",
@@ -55,7 +55,7 @@ const HARD: [&str; 40] = [
     "<<",
 ];
 
-/// Keys that may be there or not.
+/// Keys that the file may have or lack.
 const KEYS: [&str; 8] = ["name", "args", "spec", "x", "a b", "1", "on", "- k"];
 
 fuzz_target!(|bytes: &[u8]| {
@@ -80,7 +80,7 @@ fuzz_target!(|bytes: &[u8]| {
     let Ok(new) = apply_edits(text, document, &edits) else {
         return;
     };
-    // What only one of the two readers takes for YAML says nothing.
+    // A file that only one of the two readers accepts proves nothing.
     let Read::Documents(mut wanted) = read(text) else {
         return;
     };
@@ -93,17 +93,17 @@ fuzz_target!(|bytes: &[u8]| {
     let is = match read(&new) {
         Read::Documents(is) => is,
         Read::Refused => {
-            panic!("another reader cannot read\n{new}\nwhich was\n{text}\nby {edits:#?}")
+            panic!("another reader cannot read\n{new}\nmade from\n{text}\nby {edits:#?}")
         }
         Read::Broken => return,
     };
     assert!(
         is.len() == wanted.len() && is.iter().zip(&wanted).all(|(is, wanted)| is.is(wanted)),
-        "{new}\nis not what was meant by {edits:#?}\nin\n{text}\nit is {is:#?}\nand should be {wanted:#?}"
+        "{new}\nis not the result intended by {edits:#?}\nin\n{text}\nThe result is {is:#?}\nand should be {wanted:#?}"
     );
 });
 
-/// A change at a place that is mostly there.
+/// Chooses an edit. The path mostly exists.
 fn edit(root: &YamlNode, choices: &mut Unstructured<'_>) -> Edit {
     let mut path = Path::default();
     let mut node = root;
@@ -170,7 +170,7 @@ fn value(choices: &mut Unstructured<'_>, depth: u32) -> Value {
             .map(|_| value(choices, depth - 1))
             .collect(),
         _ => {
-            // YAML's keys end at 1,024 characters, and none that berth writes comes near.
+            // YAML limits a key to 1,024 characters. All keys that berth writes are much shorter.
             let key = |choices: &mut Unstructured<'_>| text(choices).chars().take(100).collect();
             let entries = (0..choices.int_in_range(0..=2).unwrap_or(0))
                 .map(|_| (key(choices), value(choices, depth - 1)));
@@ -179,7 +179,7 @@ fn value(choices: &mut Unstructured<'_>, depth: u32) -> Value {
     }
 }
 
-/// The same change without a text.
+/// Makes the change in the value tree, as the editor does in the text.
 fn change(value: &mut Yaml, path: &[Step], change: &Change) {
     let Some((step, rest)) = path.split_first() else {
         let there = match value.bare() {
@@ -187,7 +187,7 @@ fn change(value: &mut Yaml, path: &[Step], change: &Change) {
             Yaml::Meant(Value::Array(items)) => items.iter().cloned().map(Yaml::Meant).collect(),
             _ => Vec::new(),
         };
-        // Nothing gives way with all that says what it should be.
+        // The edit replaces a null value together with the value's anchor and tag.
         if value.is_null() && *change != Change::Remove {
             *value = Yaml::Meant(Value::Null);
         }
@@ -248,7 +248,8 @@ fn change(value: &mut Yaml, path: &[Step], change: &Change) {
     }
 }
 
-/// What an earlier edit put there, as what can be changed further.
+/// Turns an intended list or mapping of an earlier edit into a sequence or mapping that further
+/// edits can change.
 fn open(value: &mut Yaml) {
     let Yaml::Meant(meant) = value else { return };
     *value = match std::mem::take(meant) {

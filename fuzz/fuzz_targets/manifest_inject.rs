@@ -1,5 +1,5 @@
-//! A manifest behind berth: another reader can read it, doing it again changes nothing, and what `eject` makes of it is
-//! what was there before.
+//! Injections into manifests. Another reader can read the injected manifest, a second `inject`
+//! changes nothing, and `eject` restores the values from before.
 #![no_main]
 
 use berth_cluster::yaml;
@@ -11,7 +11,8 @@ use berth_shim::config::PassMode;
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
-/// Where nothing and an empty list or mapping are one to Kubernetes, and to `eject`, which takes the whole out.
+/// Keys of lists and mappings that Kubernetes treats alike if they are missing or empty. `eject`
+/// removes the keys of empty lists and mappings.
 const EMPTY: [&str; 8] = [
     "metadata",
     "annotations",
@@ -59,10 +60,11 @@ fuzz_target!(|input: (u8, &str)| {
     let readable = |text| matches!(read(text), Read::Documents(_));
     assert!(
         !readable(text) || !matches!(read(new), Read::Refused),
-        "another reader cannot read\n{new}\nof\n{text}"
+        "another reader cannot read\n{new}\nmade from\n{text}"
     );
-    let again = inject(new, &options).unwrap_or_else(|why| panic!("not again: {why:?}, in\n{new}"));
-    assert_eq!(again.text, *new, "a second time changes it");
+    let again = inject(new, &options)
+        .unwrap_or_else(|why| panic!("a second inject fails: {why:?}, in\n{new}"));
+    assert_eq!(again.text, *new, "a second inject changes the manifest");
     let manifest = Manifest::parse(new).expect("it was injected into");
     let ejected = undo_injection(&manifest)
         .unwrap_or_else(|why| panic!("{why}, in\n{new}"))

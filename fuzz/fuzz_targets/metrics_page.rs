@@ -1,12 +1,13 @@
-//! Pages of metrics, whatever is in them, one after the other. Whoever has the same pages as the old instance is never
-//! sent back, except for a process that is another one from page to page.
+//! Pages of metrics with any content, one after the other. A new instance with the same pages as
+//! the old instance gets no bad verdict. Restarts (changes of the process's start time) are
+//! accepted.
 #![no_main]
 
 use berth_judge::{Judge, Sample, Signal};
 use libfuzzer_sys::fuzz_target;
 use std::time::Duration;
 
-/// More is the same again.
+/// Number of times that the judge sees all pages. More rounds only repeat the pages.
 const ROUNDS: u64 = 8;
 
 fuzz_target!(|text: &str| {

@@ -1,4 +1,5 @@
-//! What a shim and an instance's supervisor send each other: a process of another version may be at the other end, or one that lies.
+//! Messages between a shim and an instance's supervisor. The sender may have another version, or be
+//! malicious.
 #![no_main]
 
 use berth_node::ipc::supervisor::{FromShim, ToShim, parse_message};

@@ -1,4 +1,5 @@
-//! The state of an upgrade is a file that another version of berth may have written, or that was torn.
+//! Files with the state of an upgrade. A file may be truncated, or written by another version of
+//! berth.
 #![no_main]
 
 use berth_upgrade::state::parse_state;
@@ -11,7 +12,7 @@ fuzz_target!(|bytes: &[u8]| {
     };
     let again = serde_json::to_vec(&state).expect("what was read can be written");
     assert_eq!(parse_state(&again).as_ref(), Ok(&state));
-    // What a later version says besides is passed over.
+    // Fields that a later version adds are ignored.
     let mut later: Value = serde_json::from_slice(&again).expect("it was just written");
     later["later"] = "x".into();
     later["position"]["later"] = 1.into();

@@ -1,14 +1,14 @@
-//! A second opinion on YAML: what berth wrote is read by another reader, which knows nothing of berth's, and
-//! compared with what was meant.
+//! A YAML reader independent of berth's. Fuzz targets read berth's output with this reader, and
+//! compare the output with the intended values.
 
 use libyaml_safer::{EventData, Parser, ScalarStyle};
 use serde_json::Value;
 use std::panic::{catch_unwind, set_hook, take_hook};
 
-/// Deeper is not read: this reader and its comparison are recursive.
+/// Maximum nesting that is read: the reader and the comparison are recursive.
 const MAX_DEPTH: usize = 100;
 
-/// A value as it is written.
+/// A value in a YAML file, or the intended value of an edit.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Yaml {
     Scalar {
@@ -18,18 +18,18 @@ pub enum Yaml {
     Sequence(Vec<Yaml>),
     Mapping(Vec<(Yaml, Yaml)>),
     Alias(String),
-    /// With an anchor or a tag before it.
+    /// A value with an anchor or a tag.
     Marked {
         anchor: Option<String>,
         tag: Option<String>,
         value: Box<Yaml>,
     },
-    /// Not written anywhere: what an edit wants to be there.
+    /// The intended value of an edit, in no file.
     Meant(Value),
 }
 
 impl Yaml {
-    /// What it is without anchor and tag.
+    /// Returns the value without its anchor and tag.
     pub fn bare(&self) -> &Self {
         match self {
             Self::Marked { value, .. } => value,
@@ -52,7 +52,7 @@ impl Yaml {
         }
     }
 
-    /// The text of a scalar.
+    /// Returns the text of a scalar or of an intended string. `None` for other values.
     pub fn text(&self) -> Option<&str> {
         match self.bare() {
             Self::Scalar { text, .. } => Some(text),
@@ -61,17 +61,20 @@ impl Yaml {
         }
     }
 
-    /// Keys are texts, as they are in JSON: a number may be written with quotes afterwards, but a text not without them.
+    /// True if `self`, a key in the file, is the wanted key. Keys are strings, like in JSON, so an
+    /// edit may add quotes to any key.
     fn is_key(&self, wanted: &Self) -> bool {
         let quoted = matches!(self.bare(), Self::Scalar { plain: false, .. });
         self.is(wanted) || (quoted && self.text().is_some() && self.text() == wanted.text())
     }
 
-    /// Whether what is written here, `self`, is what was wanted. The order of a mapping means nothing.
+    /// True if `self`, a value in the file, is the wanted value. The order of a mapping's entries
+    /// does not matter.
     pub fn is(&self, wanted: &Self) -> bool {
         match (self, wanted) {
             (Self::Scalar { text, plain }, Self::Meant(value)) => scalar_is(text, *plain, value),
-            // Quotes say that it is text; where it is anyway, they say nothing.
+            // Quotes make a scalar a string. A scalar that is a string anyway may gain or lose
+            // quotes.
             (
                 Self::Scalar { text, plain },
                 Self::Scalar {
@@ -137,13 +140,14 @@ fn scalar_is(text: &str, plain: bool, wanted: &Value) -> bool {
     }
 }
 
-/// Whether every reader takes a plain scalar for text: those of YAML 1.1, of 1.2, and Go's.
+/// True if readers of YAML 1.1, readers of YAML 1.2 and Go's reader all read the plain scalar as a
+/// string.
 pub fn is_text(text: &str) -> bool {
     const WORDS: [&str; 14] = [
         "y", "n", "yes", "no", "on", "off", "true", "false", ".inf", "+.inf", "-.inf", ".nan",
         "<<", "null",
     ];
-    // In lower case, in upper case, or with one capital (NaN has two).
+    // Words match in lower case, in upper case, or with one capital (NaN has two).
     let (first, rest) = text.split_at(
         text.find(|c: char| c.is_ascii_alphabetic())
             .map_or(0, |at| at + 1),
@@ -182,20 +186,19 @@ fn is_date(text: &str) -> bool {
             .all(|part| (1..=4).contains(&part.len()) && part.chars().all(|c| c.is_ascii_digit()))
 }
 
-/// What this reader makes of a file.
+/// The result of reading a file.
 #[derive(Debug)]
 pub enum Read {
-    /// Its documents.
     Documents(Vec<Yaml>),
-    /// It is no YAML.
+    /// The file is no YAML, or is nested deeper than `MAX_DEPTH`.
     Refused,
-    /// The reader broke down, which says nothing of the file.
+    /// The reader panicked. The file may be valid.
     Broken,
 }
 
-/// Reads a file.
+/// Reads the documents of a file, and catches panics of the reader.
 pub fn read(text: &str) -> Read {
-    // libFuzzer's hook would end the process.
+    // libFuzzer's panic hook aborts the process.
     let hook = take_hook();
     set_hook(Box::new(|_| {}));
     let read = catch_unwind(|| documents(text));
