@@ -13,7 +13,7 @@
 #   --work WORK,...        what they do: ping, connect, bulk, idle, burst, growth; and if named: slow
 #   --rounds N             times that each does it (5)
 #   --seconds N            length of one measurement (2)
-#   --short                a minute at most, and exit 1 if berth is far off the others: for CI
+#   --short                a minute at most, and exit 1 if berth is far worse than the other peers: for CI
 #
 # Variables: BERTH_BENCH_CACHE, where Envoy is kept (~/.cache/berth-bench); GO, if not the go on PATH; BERTH_TEST_CACHE,
 # where the built server is kept (~/.cache/berth-e2e); and those of scripts/static.sh

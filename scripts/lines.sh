@@ -9,8 +9,7 @@
 
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-# tokens: of the files whose names are on standard input, those that are no test and those that are. A string over several lines
-# counts as its words do.
+# tokens: of the files whose names are on standard input, those that are no test and those that are. A string is one token.
 # shellcheck disable=SC2016
 tokens() {
     xargs awk '
@@ -24,7 +23,7 @@ tokens() {
             for (i = 1; i <= n; i++) if (lines[i] !~ /^[ \t]*\/\//) kept = kept lines[i] "\n"
             # A comma at the end of a list is the formatting.
             gsub(/,[ \t\n]+[])}]/, ")", kept)
-            return gsub(/"([^"\\]|\\[^\n])*"|\047([^\047\\]|\\[^\n])\047|[[:alnum:]_]+|[^[:alnum:]_[:space:]]/, "x", kept)
+            return gsub(/"([^"\\]|\\(.|\n))*"|\047([^\047\\]|\\[^\n])\047|[[:alnum:]_]+|[^[:alnum:]_[:space:]]/, "x", kept)
         }
         # What is between the brace before `text` and the one that closes it.
         function inside(text,    depth, at) {
