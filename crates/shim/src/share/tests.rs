@@ -1,6 +1,8 @@
 use super::*;
 use berth_node::registry::RunDir;
 use std::net::IpAddr;
+use tracing::Dispatch;
+use tracing::subscriber::NoSubscriber;
 
 const AFAR: &str = "10.9.9.9";
 
@@ -236,7 +238,11 @@ impl tracing::Subscriber for Logged {
 #[test]
 fn a_share_is_logged_when_it_begins_and_changes_and_not_when_it_is_renewed() {
     let (shim, now, logged) = (Shim::new(), Instant::now(), Arc::<AtomicU64>::default());
-    tracing::subscriber::with_default(Logged(logged.clone()), || {
+    let subscriber = Dispatch::new(Logged(logged.clone()));
+    // Beside a single subscriber, tracing asks the thread that first reaches a log line, and
+    // another test's thread has none: the line would be off for good.
+    let _second = Dispatch::new(NoSubscriber::new());
+    tracing::dispatcher::with_default(&subscriber, || {
         for (permille, lease_ms, messages) in [
             (50, 10_000, 1),
             (50, 10_000, 1),
