@@ -107,7 +107,7 @@ fn a_frequent_mistake_gets_the_right_command_line() {
         (&["status", "-w"], "  tip: watch berth status\n"),
         (
             &["doctor", "--ignore-errors", "foo"],
-            "unknown check `foo`, expected one of `not-behind-berth`, ",
+            "unknown check `foo`, expected one of `host-network`, ",
         ),
         (
             &["upgrade", "--judge", "--accept", "foo"],

@@ -332,7 +332,7 @@ impl Machine {
             }
             _ if self.commanding => {
                 return Err(
-                    "COMMAND runs and may be about to stop the node's own kube-apiserver: wait for it, or end \
+                    "COMMAND runs and may be about to stop the node's kube-apiserver: wait for it, or end \
                             the bridge at once with --now"
                         .into(),
                 );
@@ -613,7 +613,7 @@ impl Machine {
                     _ => "does not stay ready",
                 };
                 self.report_own_not_back(&format!(
-                    "after {} the node's own kube-apiserver {what}",
+                    "after {} the node's kube-apiserver {what}",
                     format_seconds(elapsed)
                 ))
             }

@@ -16,8 +16,8 @@ macro_rules! checks {
 
 checks! {
     // Checks of the manifest itself.
-    NOT_BEHIND_BERTH, Error, "not-behind-berth";
-    INJECT_REFUSES, Error, "inject-refuses";
+    NOT_BEHIND_BERTH, Info, "not-behind-berth";
+    INJECT_REFUSES, Warning, "inject-refuses";
     HOST_NETWORK, Error, "host-network";
     SHIM_MISSING, Warning, "shim-missing";
     SHIM_BLOCKS_START, Error, "shim-blocks-start";
