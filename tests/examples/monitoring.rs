@@ -349,9 +349,9 @@ pub(crate) fn alerts_fire_when_they_should() -> Result<Completion, Failed> {
     assert!(alerts.len() > 8, "{alerts:?}");
     let dir = tempfile::tempdir()?;
     std::fs::write(dir.path().join("rules.test.yaml"), &tests)?;
-    let pages = std::fs::read_to_string(root().join("docs/alerts.md"))?;
+    let pages = std::fs::read_to_string(root().join("docs/monitoring.md"))?;
     for alert in alerts {
-        let url = format!("runbook_url: docs/alerts.md#{}\n", alert.to_lowercase());
+        let url = format!("runbook_url: docs/monitoring.md#{}\n", alert.to_lowercase());
         assert!(
             pages.contains(&format!("\n## {alert}\n")) && rules.contains(&url),
             "{alert} has no section or no URL"

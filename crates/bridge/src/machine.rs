@@ -33,8 +33,7 @@ const NAMED: Duration = Duration::from_secs(15);
 const LOST: Duration = Duration::from_secs(3);
 
 /// Time for which the node's kube-apiserver may be away or not ready before a report. In a
-/// successful `kubeadm upgrade apply` kube-apiserver is away for 40 to 50 s (README.md,
-/// docs/measured.md).
+/// successful `kubeadm upgrade apply` kube-apiserver is away for 40 to 50 s (docs/measured.md).
 pub const LATE: Duration = Duration::from_secs(60);
 
 /// Number of exits before readiness after which the temporary instance is given up.
