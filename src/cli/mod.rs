@@ -137,7 +137,7 @@ pub enum Command {
     /// Check whether a kube-apiserver's manifest and its node allow an upgrade that loses nothing
     #[cfg(feature = "operate")]
     Doctor(DoctorArgs),
-    /// Show the berths and apiservers on this node
+    /// Show the berths and kube-apiservers on this node
     Status(StatusArgs),
     /// Put the kube-apiserver of a manifest behind berth
     #[cfg(feature = "operate")]

@@ -44,15 +44,15 @@ pub struct InjectArgs {
     /// or DaemonSet use their service account instead
     #[arg(long, env = "BERTH_SERVICE", value_name = "KUBECONFIG", num_args = 0..=1, require_equals = true, default_missing_value = "/etc/kubernetes/berth-cluster/kubeconfig")]
     pub service: Option<String>,
-    /// How the shim passes clients to the apiserver: it relays their bytes, or gives their sockets
-    /// to the apiserver (docs/how-it-works.md)
+    /// How the shim passes clients to kube-apiserver: it relays their bytes, or gives their sockets
+    /// to kube-apiserver (docs/how-it-works.md)
     #[arg(long, env = "BERTH_PASS", default_value = "relay", value_name = "HOW", value_parser = pass_mode_parser())]
     pub pass: PassMode,
     /// Errors that --bridge ignores.
     #[command(flatten)]
     pub ignored: IgnoreErrorsArgs,
-    /// How the apiserver is probed; paths are paths in its container. Without --probe-ca, kubeadm's
-    /// CA is used.
+    /// How kube-apiserver is probed; paths are paths in its container. Without --probe-ca,
+    /// kubeadm's CA is used.
     #[command(flatten)]
     pub probe: ProbeArgs,
 }

@@ -404,7 +404,7 @@ fn is_version(word: &str) -> bool {
 fn suggest_upgrade(version: &str) -> String {
     format!(
         "give the new manifest, not a version: berth upgrade FILE; on a node without berth: \
-         berth bridge -- kubeadm upgrade apply {version} --etcd-upgrade=false"
+         berth bridge -- kubeadm upgrade apply {version}"
     )
 }
 
