@@ -57,7 +57,7 @@ is_at() {
     # A bridge that hangs has the same exit status as none.
     why="berth bridge status does not say that no bridge is on"
     said=$(berth bridge status 2>&1) || status=$?
-    [[ $status == 69 && $said == *"no bridge is on in "* ]] || return 1
+    [[ $status == 69 && $said == *"no bridge is on: "* ]] || return 1
     why="kube-apiserver at $endpoint is not ready, or not of $1"
     [[ $(ask admin get --raw /readyz) == ok && $(served_version) == "$1" ]] || return 1
     for name in kube-apiserver kube-controller-manager kube-scheduler; do

@@ -305,7 +305,7 @@ cluster_api_begins() {
 #!/bin/bash -e
 export BERTH_SETTLE=10s BERTH_READY_TIMEOUT=2m
 [[ -z "$bridge" ]] || exec "$bridge" "\$@"
-[[ \$* != "bridge status" ]] || { echo "no bridge is on in the control" && exit 69; }
+[[ \$* != "bridge status" ]] || { echo "no bridge is on: the control" && exit 69; }
 [[ \$2 != --dry-run ]] || exit 0
 shift 2
 exec "\$@"

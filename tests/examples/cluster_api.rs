@@ -52,9 +52,9 @@ pub(crate) fn cluster_api_finds_its_files() -> Result<Completion, Failed> {
     expect_status(
         berth_command(["bridge", "status", "--state-dir"]).arg(none.path()),
         69,
-        &["no bridge is on in "],
+        &["no bridge is on: "],
     );
-    assert!(read_example(SCRIPT).contains("$status == 69 && $said == *\"no bridge is on in \"*"));
+    assert!(read_example(SCRIPT).contains("$status == 69 && $said == *\"no bridge is on: \"*"));
     Ok(Completion::Completed)
 }
 
