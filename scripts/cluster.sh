@@ -17,6 +17,7 @@
 #   flag              a flag of kube-apiserver changed in its manifest
 #   wedged            the same with a typo, the kubelet restarted, the typo corrected; the control shows that kube-apiserver does not come
 #                     back within 180 s, and restarts the kubelet again
+#   cluster-api       Cluster API's requests for an update in place to the handler of examples/cluster-api
 #   inject, eject     kube-apiserver put behind berth, and back, by berth, which begins a bridge itself
 #   behind            the upgrade of a node that is behind berth, as docs/upgrade.md has it; the control leaves out berth upgrade
 #   judged            a node that is behind berth, by berth upgrade --judge: to a version that lacks an API and is sent back, and to
@@ -56,7 +57,7 @@ readonly POD_SUBNET=10.244.0.0/24 POD_GATEWAY=10.244.1.1 POD_IP=10.244.1.2 SERVI
 declare -rA ADDRESSES=([cp-1]=192.0.2.2 [cp-2]=192.0.2.3 [cp-3]=192.0.2.4 [w-1]=192.0.2.5)
 readonly LB_IP=192.0.2.10
 CONTROLS=()
-readonly SCENARIOS=(upgrade etcd conformance bad-flag kubelet certs renew renew-new flag wedged inject eject behind judged interrupted killed) SCENARIOS_OF_THREE=(guide behind dead)
+readonly SCENARIOS=(upgrade etcd conformance bad-flag kubelet certs renew renew-new flag wedged cluster-api inject eject behind judged interrupted killed) SCENARIOS_OF_THREE=(guide behind dead)
 
 main() {
     local all

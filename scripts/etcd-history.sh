@@ -4,7 +4,7 @@
 # A real etcd with one member is replaced under `berth bridge` again and again, while clients read, write, compare and swap, and watch, and
 # while etcd, the temporary etcd and the bridge are killed, hang, are defragmented and compacted at random moments (tests/etcd-history).
 # porcupine judges whether what clients were answered is linearizable. Besides: nothing that was acknowledged is gone, revisions never go
-# back, watches have each revision once, and the node's own etcd opens each data directory alone afterwards. The control is the way that is
+# back, watches have each revision once, and the node's etcd opens each data directory alone afterwards. The control is the way that is
 # not safe: a second etcd that waits inside etcd for the lock on the database. It must be found within 20 changes of hands.
 # In namespaces, with the data in memory. Needs root, ip, unshare, setpriv, timeout, cargo, Go and the binaries of scripts/kube-apiserver.sh.
 #

@@ -3,7 +3,7 @@
 #
 # What a power loss leaves of a real etcd that is replaced under `berth bridge`. Its data is on ext4, in an image on a btrfs in another image;
 # a copy of the inner image by reflink, at a random moment of changes of hands, is what the disk has then. Afterwards each is mounted, and
-# the node's own etcd, alone, has to open it and have all that was acknowledged before the copy. The control is an etcd that does not sync:
+# the node's etcd, alone, has to open it and have all that was acknowledged before the copy. The control is an etcd that does not sync:
 # some of its copies must lack something. Needs what scripts/etcd-history.sh needs, a kernel with btrfs, ext4 and loop devices, mkfs.btrfs,
 # mkfs.ext4, and 3 GB on the file system of TMPDIR.
 #

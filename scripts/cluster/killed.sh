@@ -91,7 +91,7 @@ kill_one() {
     await 240 "berth bridge to end" has_ended bridge
     take_exit bridge
     await 240 "the bridge to end" is_ended "$daemon"
-    await 120 "the node's own kube-apiserver" serves "$OLD"
+    await 120 "the node's kube-apiserver" serves "$OLD"
     now 'at[back]'
     # Removes the slice of a killed daemon, if there is one.
     "$BERTH" bridge end >>"$work/$name.log" 2>&1 || :

@@ -21,6 +21,12 @@ prepare() {
     mkdir -p "$PROGRAMS"/{"$OLD","$NEW"}
     ln -s "$(dirname "$OLD_KUBE_APISERVER")"/* "$ETCD" "$PROGRAMS/$OLD"
     ln -s "$(dirname "$KUBE_APISERVER")"/* "$ETCD" "$PROGRAMS/$NEW"
+    ! needs_handler || {
+        go_command=(test -c)
+        need_module "$root/examples/cluster-api/handler" cluster-api handler.test
+        export CAPI_TEST=$built/handler.test
+        go_command=()
+    }
     need_clients
     export OLD NEW PROGRAMS TLS_LOAD KUBERC=off
     pack_images
@@ -36,6 +42,7 @@ prepare() {
 
 # needs_berth: does one of the scenarios?
 needs_berth() { ((!${#command[@]})) && [[ " ${scenarios[*]} " =~ \ ((in|e)ject|behind|judged|interrupted|dead)\  ]]; }
+needs_handler() { ((!${#command[@]})) && [[ " ${scenarios[*]} " == *" cluster-api "* ]]; }
 needs_tests() { ((!${#command[@]})) && [[ " ${scenarios[*]} " == *" conformance "* ]]; }
 
 clean_up() {

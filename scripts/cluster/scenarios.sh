@@ -78,7 +78,7 @@ answered() { (($(requests_of "$1" <"$2"))); }
 requests_of() { jq -c --arg of "$1 " 'select(.userAgent // "" | startswith($of))' | wc -l; }
 
 # How long clients waited for etcd, each time that neither it nor the temporary one served.
-etcd_pauses() { grep -o 'waited [0-9]* ms' "$work/operator.log" | cut -d' ' -f2 | paste -sd, | sed 's/,/, /g; s/$/ ms/'; }
+etcd_pauses() { grep -o 'waited [0-9]* ms' "$work/${1:-operator.log}" | cut -d' ' -f2 | paste -sd, | sed 's/,/, /g; s/$/ ms/'; }
 
 # The same with etcd: its image has another name in the newest version.
 etcd_begins() {
@@ -290,6 +290,41 @@ wedged_ends() {
         systemctl restart kubelet
     }
     flag_ends
+}
+
+# Cluster API's own requests to the handler of examples/cluster-api, which runs berth-upgrade here: control plane, etcd and kubelet. As its
+# controller does, it has the new version in kubeadm's configuration before anything is upgraded. In the control no bridge is behind `berth`.
+cluster_api_begins() {
+    local example=$root/examples/cluster-api sbin=/usr/local/sbin
+    excuses=(kubelet)
+    [[ $bridge ]] || excuses+=(etcd)
+    mkdir -p $sbin /usr/local/bin
+    sed "s/ apply .* --yes/& --ignore-preflight-errors $(ignored)/" "$example/berth-upgrade.sh" >$sbin/berth-upgrade
+    { declare -p PROGRAMS && declare -f put_program && echo "put_program \"\$@\""; } | sed '1i #!/bin/bash -e' >$sbin/install-kubernetes
+    cat >/usr/local/bin/berth <<TEXT
+#!/bin/bash -e
+export BERTH_SETTLE=10s BERTH_READY_TIMEOUT=2m
+[[ -z "$bridge" ]] || exec "$bridge" "\$@"
+[[ \$* != "bridge status" ]] || { echo "no bridge is on: the control" && exit 69; }
+[[ \$2 != --dry-run ]] || exit 0
+shift 2
+exec "\$@"
+TEXT
+    chmod 755 $sbin/{berth-upgrade,install-kubernetes} /usr/local/bin/berth
+    kubectl --namespace kube-system get configmap kubeadm-config -o json | sed "s/kubernetesVersion: $OLD/kubernetesVersion: $NEW/" |
+        kubectl replace -f - >>"$work/kubectl.log"
+    bridges_itself=true
+    with="by Cluster API's hooks" without="by Cluster API's hooks, without berth"
+    operator=(env CAPI_RUN=$sbin/berth-upgrade CAPI_FROM="$OLD" CAPI_TO="$NEW" "$CAPI_TEST" -test.run '^TestNode$' -test.v -test.timeout 25m)
+}
+cluster_api_ends() {
+    local log=/var/lib/berth-upgrade/log
+    cp $log "$work/berth-upgrade.log"
+    [[ ! $bridge ]] || row "what needs etcd waited" "$(etcd_pauses berth-upgrade.log)"
+    expect "upgrades that began" "$(grep -c '^install kubeadm' $log)" -eq 1 berth-upgrade.log
+    await 60 "kube-apiserver $NEW" serves "$NEW"
+    await 60 "kubelet $NEW" has_kubelet "$NEW"
+    expect "etcd's image" "$(sed -n 's/^ *image: //p' $manifests/etcd.yaml)" == "$(image_of etcd "$NEW")"
 }
 
 # Behind berth, by berth itself.

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 pub(super) const BRIDGE_STATUS: &str = "Exit status: COMMAND's own, or 128 plus the number of the signal that ended COMMAND. 75 the node's \
     kube-apiserver did not come back: clients stay on the bridge, or the bridge was lost. 64 wrong command line. 69 a requirement is missing, \
-    or the temporary kube-apiserver did not get ready: COMMAND was not run.";
+    or the temporary kube-apiserver did not get ready: COMMAND was not run. docs/something-went-wrong.md says what to do then.";
 
 /// Arguments of `berth bridge`.
 #[derive(Debug, Clone, Args)]

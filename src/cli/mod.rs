@@ -41,9 +41,9 @@ use std::time::Duration;
     name = "berth",
     version,
     max_term_width = 100,
-    mut_args(hide_environment_value),
-    mut_subcommands(hide_environment_values),
-    after_help = "Exit status: 0 done, 1 the answer is no (not ready, something was lost), 64 wrong command line or \
+    mut_args(shorten_help),
+    mut_subcommands(shorten_helps),
+    after_long_help = "Exit status: 0 done, 1 the answer is no (not ready, something was lost), 64 wrong command line or \
                   configuration, 69 a required port or file is not available, 70 a bug in berth, 71 (rehearse) this machine \
                   was too busy for a verdict, 74 standard output cannot be written, 75 (upgrade, bridge) neither done nor \
                   rolled back: the next step is printed; (rehearse) the run proves nothing."
@@ -68,16 +68,55 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
     })
 }
 
-/// Hides the value of an environment variable in help texts. The value may be secret, and help
-/// texts should be the same for every reader.
-fn hide_environment_value(option: Arg) -> Arg {
-    option.hide_env_values(true)
+/// Options that `-h` leaves out, so that its text fits a screen; `--help` has all options.
+const RARE_OPTIONS: [&str; 34] = [
+    "accept",
+    "bind_wait",
+    "break_lock",
+    "canary_local",
+    "canary_time",
+    "first",
+    "ignore_errors",
+    "instance",
+    "judge_requests",
+    "log_connections",
+    "log_format",
+    "log_level",
+    "manifests_dir",
+    "max_connections",
+    "max_openings",
+    "no_emulate",
+    "node_name",
+    "probe",
+    "probe_ca",
+    "probe_cert",
+    "probe_insecure",
+    "probe_key",
+    "probe_server_name",
+    "probe_timeout",
+    "probe_token_file",
+    "ready_timeout",
+    "run_dir",
+    "seed",
+    "settle",
+    "state_dir",
+    "storm",
+    "threads",
+    "undecided",
+    "watches",
+];
+
+/// Hides the value of an environment variable in help texts: the value may be secret, and help
+/// texts should be the same for every reader. Hides rare options in the text of `-h`.
+fn shorten_help(option: Arg) -> Arg {
+    let is_rare = RARE_OPTIONS.contains(&option.get_id().as_str());
+    option.hide_env_values(true).hide_short_help(is_rare)
 }
 
-fn hide_environment_values(command: clap::Command) -> clap::Command {
+fn shorten_helps(command: clap::Command) -> clap::Command {
     command
-        .mut_args(hide_environment_value)
-        .mut_subcommands(hide_environment_values)
+        .mut_args(shorten_help)
+        .mut_subcommands(shorten_helps)
 }
 
 /// The subcommands.
@@ -86,11 +125,11 @@ pub enum Command {
     /// Replace or restart this node's kube-apiserver while a temporary kube-apiserver serves;
     /// nothing is lost
     #[cfg(feature = "operate")]
-    #[command(after_help = BRIDGE_STATUS)]
+    #[command(after_long_help = BRIDGE_STATUS)]
     Bridge(Box<BridgeArgs>),
     /// Upgrade or restart the kube-apiserver of a static pod; nothing is lost
     #[cfg(feature = "operate")]
-    #[command(after_help = UPGRADE_STATUS)]
+    #[command(after_long_help = UPGRADE_STATUS)]
     Upgrade(Box<UpgradeArgs>),
     /// Rehearse an upgrade under load on this machine, and report what was lost
     #[cfg(feature = "rehearse")]
@@ -98,7 +137,7 @@ pub enum Command {
     /// Check whether a kube-apiserver's manifest and its node allow an upgrade that loses nothing
     #[cfg(feature = "operate")]
     Doctor(DoctorArgs),
-    /// Show the berths and apiservers on this node
+    /// Show the berths and kube-apiservers on this node
     Status(StatusArgs),
     /// Put the kube-apiserver of a manifest behind berth
     #[cfg(feature = "operate")]
@@ -130,6 +169,23 @@ pub enum Command {
 mod tests {
     use super::*;
     use clap::{ArgAction, CommandFactory};
+
+    #[test]
+    fn the_short_help_fits_a_screen() {
+        let mut cli = Cli::command();
+        cli.build();
+        let mut commands = vec![cli];
+        let mut rare = std::collections::BTreeSet::new();
+        while let Some(mut command) = commands.pop() {
+            let lines = command.render_help().to_string().lines().count();
+            assert!(lines <= 40, "{}: {lines} lines", command.get_name());
+            rare.extend(command.get_arguments().map(|arg| arg.get_id().to_string()));
+            commands.extend(command.get_subcommands().cloned());
+        }
+        for option in RARE_OPTIONS {
+            assert!(rare.contains(option), "no command has {option}");
+        }
+    }
 
     /// If these options had environment variables, a variable that is still set would make each
     /// later run write a manifest or ignore errors.

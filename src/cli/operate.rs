@@ -44,15 +44,15 @@ pub struct InjectArgs {
     /// or DaemonSet use their service account instead
     #[arg(long, env = "BERTH_SERVICE", value_name = "KUBECONFIG", num_args = 0..=1, require_equals = true, default_missing_value = "/etc/kubernetes/berth-cluster/kubeconfig")]
     pub service: Option<String>,
-    /// How the shim passes clients to the apiserver: it relays their bytes, or gives their sockets
-    /// to the apiserver (docs/pass.md)
+    /// How the shim passes clients to kube-apiserver: it relays their bytes, or gives their sockets
+    /// to kube-apiserver (docs/how-it-works.md)
     #[arg(long, env = "BERTH_PASS", default_value = "relay", value_name = "HOW", value_parser = pass_mode_parser())]
     pub pass: PassMode,
     /// Errors that --bridge ignores.
     #[command(flatten)]
     pub ignored: IgnoreErrorsArgs,
-    /// How the apiserver is probed; paths are paths in its container. Without --probe-ca, kubeadm's
-    /// CA is used.
+    /// How kube-apiserver is probed; paths are paths in its container. Without --probe-ca,
+    /// kubeadm's CA is used.
     #[command(flatten)]
     pub probe: ProbeArgs,
 }
@@ -236,7 +236,7 @@ pub struct UpgradeArgs {
 #[derive(Debug, Clone, Args)]
 pub struct JudgeArgs {
     /// Give the new instance its clients in steps, compare the metrics of both instances, and roll
-    /// back if the new instance is worse; needs a kubeconfig (docs/judge.md)
+    /// back if the new instance is worse; needs a kubeconfig (docs/upgrade.md)
     #[arg(long, help_heading = JUDGE_HEADING)]
     pub judge: bool,
     /// Share of new connections for the new instance, one value a step
@@ -255,7 +255,7 @@ pub struct JudgeArgs {
     /// old release until the verdict
     #[arg(long, requires = "judge", help_heading = JUDGE_HEADING)]
     pub no_emulate: bool,
-    /// Findings that do not make a verdict bad, separated by commas; docs/judge.md lists the
+    /// Findings that do not make a verdict bad, separated by commas; docs/upgrade.md lists the
     /// findings
     #[arg(long, value_name = "CODES", value_delimiter = ',', value_parser = parse_finding, requires = "judge", help_heading = JUDGE_HEADING)]
     pub accept: Vec<Signal>,

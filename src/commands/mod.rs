@@ -331,7 +331,7 @@ const OTHER_TOOLS_WORDS: [(&str, &[&str], &str); 11] = [
     (
         "",
         &["metrics"],
-        "a shim serves its metrics at /metrics of its --admin address (docs/watch.md)",
+        "a shim serves its metrics at /metrics of its --admin address (docs/monitoring.md)",
     ),
     ("bridge", &["stop", "off"], "berth bridge end"),
     (
@@ -342,7 +342,7 @@ const OTHER_TOOLS_WORDS: [(&str, &[&str], &str); 11] = [
     (
         "status",
         &["--all", "-A"],
-        "berth status shows every berth of this node; for other nodes see docs/watch.md",
+        "berth status shows every berth of this node; for other nodes see docs/monitoring.md",
     ),
     ("status", &["-w", "--watch"], "watch berth status"),
 ];
@@ -404,7 +404,7 @@ fn is_version(word: &str) -> bool {
 fn suggest_upgrade(version: &str) -> String {
     format!(
         "give the new manifest, not a version: berth upgrade FILE; on a node without berth: \
-         berth bridge -- kubeadm upgrade apply {version} --etcd-upgrade=false"
+         berth bridge -- kubeadm upgrade apply {version}"
     )
 }
 

@@ -1,6 +1,6 @@
-//! The files of a release (`scripts/release.sh`), installed as docs/get.md and the README say: on a
-//! node with the fewest packages of Debian and without a compiler, from a registry and a file
-//! server with the names of the real ones.
+//! The files of a release (`scripts/release.sh`), installed as docs/get.md says: on a node with the
+//! fewest packages of Debian and without a compiler, from a registry and a file server with the
+//! names of the real ones.
 
 use crate::support::process::{Running, expect_status, output_of};
 use crate::support::{eventually, net::find_listening};
@@ -122,45 +122,40 @@ fn install_and_run(release: &Path, temp: &Path, root: &Path) -> Result<(), Faile
     });
 
     let (command, _own) = kube_apiserver(root)?;
-    // The command line in the README is for a node of kubeadm. This node has another layout, so the
+    // The command line on the page is for a node of kubeadm. This node has another layout, so the
     // test adds options.
     let told = format!(
         "berth bridge --dry-run --command '{command}' --probe-ca /etc/kubernetes/pki/ca.crt"
     );
-    for document in ["README.md", "docs/get.md"] {
-        let lines = list_commands(document)?
-            .replace("DIGEST", &digest)
-            .replace("berth bridge --dry-run", &told);
-        assert!(
-            lines.contains(&told) && lines.contains("sha256sum --check"),
-            "{document}: {lines}"
-        );
-        let (code, out, err) = output_of(&mut command_at(
-            root,
-            &format!("set -x; cd \"$(mktemp -d)\"; {lines}"),
-        ));
-        println!("{err}{out}");
-        assert_eq!(code, Some(0), "{document}: {err}{out}");
-        assert!(
-            out.contains("kube-apiserver is ready at 10.77.0.1:6443"),
-            "{document}: {out}"
-        );
-        let (code, out, _) = output_of(&mut command_at(root, "ctr -n k8s.io images ls -q"));
-        let pulled = format!("{REGISTRY}/berth@sha256:{digest}");
-        let imported = format!("localhost/berth:v{VERSION}");
-        let wanted = if document == "README.md" {
-            vec![&pulled]
-        } else {
-            vec![&pulled, &imported]
-        };
-        assert!(
-            code == Some(0)
-                && wanted
-                    .into_iter()
-                    .all(|image| out.lines().any(|line| line == image)),
-            "{document}: {out}"
-        );
-    }
+    let blocks = list_blocks()?;
+    let lines = blocks
+        .join("\n")
+        .replace("DIGEST", &digest)
+        .replace("berth bridge --dry-run", &told);
+    assert!(
+        lines.contains(&told) && lines.contains("sha256sum --check"),
+        "{lines}"
+    );
+    let (code, out, err) = output_of(&mut command_at(
+        root,
+        &format!("set -x; cd \"$(mktemp -d)\"; {lines}"),
+    ));
+    println!("{err}{out}");
+    assert_eq!(code, Some(0), "{err}{out}");
+    assert!(
+        out.contains("kube-apiserver is ready at 10.77.0.1:6443"),
+        "{out}"
+    );
+    let (code, out, _) = output_of(&mut command_at(root, "ctr -n k8s.io images ls -q"));
+    let pulled = format!("{REGISTRY}/berth@sha256:{digest}");
+    let imported = format!("localhost/berth:v{VERSION}");
+    assert!(
+        code == Some(0)
+            && [pulled, imported]
+                .iter()
+                .all(|image| out.lines().any(|line| line == image)),
+        "{out}"
+    );
     // A changed file is not installed.
     for file in fs::read_dir(temp.join("files"))?.flatten() {
         if file.file_name().to_string_lossy().ends_with(".deb") {
@@ -170,7 +165,7 @@ fn install_and_run(release: &Path, temp: &Path, root: &Path) -> Result<(), Faile
     }
     let (code, out, err) = output_of(&mut command_at(
         root,
-        &format!("cd \"$(mktemp -d)\"; {}", list_commands("README.md")?),
+        &format!("cd \"$(mktemp -d)\"; {}", blocks[0]),
     ));
     assert!(
         code != Some(0) && out.contains("FAILED"),
@@ -180,21 +175,15 @@ fn install_and_run(release: &Path, temp: &Path, root: &Path) -> Result<(), Faile
     Ok(())
 }
 
-/// Returns the installation commands of a document, in order.
-fn list_commands(document: &str) -> Result<String, Failed> {
-    let text = fs::read_to_string(crate::root().join(document))?;
-    let part = match document {
-        "README.md" => text
-            .split("\n## ")
-            .find(|part| part.starts_with("Install\n"))
-            .ok_or("no part Install")?,
-        _ => &text,
-    };
-    let blocks = part
+/// Returns the blocks of commands in docs/get.md that install a release, in order. The Debian
+/// package comes first. Commands in lists are for other systems, or build from source.
+fn list_blocks() -> Result<Vec<String>, Failed> {
+    let text = fs::read_to_string(crate::root().join("docs/get.md"))?;
+    let blocks = text
         .split("\n```sh\n")
         .skip(1)
-        .map(|block| block.split("\n```\n").next().unwrap());
-    Ok(blocks.collect::<Vec<_>>().join("\n"))
+        .filter_map(|block| block.split("\n```\n").next());
+    Ok(blocks.map(str::to_owned).collect())
 }
 
 /// Starts a server at the repository's address, with the release's files.

@@ -6,6 +6,7 @@
 
 mod addresses;
 mod chart;
+mod cluster_api;
 mod kubespray;
 mod made;
 mod migration;
@@ -34,6 +35,14 @@ fn main() -> ExitCode {
         make_trial(
             "the_role_for_kubespray_calls_berth",
             kubespray::the_role_calls_berth,
+        ),
+        make_trial(
+            "cluster_api_finds_its_files",
+            cluster_api::cluster_api_finds_its_files,
+        ),
+        make_trial(
+            "berth_upgrade_refuses_arguments",
+            cluster_api::berth_upgrade_refuses_arguments,
         ),
         make_trial(
             "a_reboot_starts_the_new_version",

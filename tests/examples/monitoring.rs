@@ -5,6 +5,7 @@ use crate::support::net::{Backend, client_hello, connect, echo, free_address, pi
 use crate::support::process::{Running, berth_command};
 use crate::support::tls::Ca;
 use crate::{find_tool, read_example, root};
+use berth_testing::pages::expect_table;
 use libtest_mimic::{Completion, Failed};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -26,6 +27,14 @@ const WHOLE: [&str; 6] = ["outcome", "state", "health", "direction", "kind", "re
 pub(crate) fn metrics_that_are_named_exist() -> Result<Completion, Failed> {
     let page = read_metrics();
     let families = list_families(&page);
+    expect_table(
+        "docs/reference.md",
+        "| metric | type | labels | meaning |",
+        &families
+            .iter()
+            .map(|(name, kind)| describe_family(&page, name, kind))
+            .collect::<Vec<_>>(),
+    );
     let all: BTreeSet<_> = families
         .iter()
         .flat_map(|(name, kind)| sample_names(name, kind))
@@ -187,6 +196,26 @@ fn list_families(page: &str) -> Vec<(String, String)> {
         .collect()
 }
 
+/// Returns the row of a family for docs/reference.md. Each family has the label `shim`.
+fn describe_family(page: &str, name: &str, kind: &str) -> String {
+    let help = format!("# HELP {name} ");
+    let help = page.lines().find_map(|line| line.strip_prefix(&help));
+    let samples = page
+        .lines()
+        .filter_map(|line| line.strip_prefix(name)?.split_once('{'))
+        .filter(|(end, _)| ["", "_bucket"].contains(end));
+    let labels: BTreeSet<_> = samples
+        .flat_map(|(_, sample)| sample.split("=\"").map(str::to_owned))
+        .filter_map(|part| part.rsplit(['{', ',', '"']).next().map(str::to_owned))
+        .filter(|label| label.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'))
+        .filter(|label| !["shim", "le", ""].contains(&&**label))
+        .map(|label| format!("`{label}`"))
+        .collect();
+    let labels: Vec<_> = labels.into_iter().collect();
+    let help = help.unwrap_or_default().trim().trim_end_matches('.');
+    format!("| `{name}` | {} | {} | {help} |", kind.trim(), labels.join(", "))
+}
+
 /// Returns the names of a family's samples.
 fn sample_names(name: &str, kind: &str) -> impl Iterator<Item = String> {
     let ends: &[&str] = match kind {
@@ -320,9 +349,9 @@ pub(crate) fn alerts_fire_when_they_should() -> Result<Completion, Failed> {
     assert!(alerts.len() > 8, "{alerts:?}");
     let dir = tempfile::tempdir()?;
     std::fs::write(dir.path().join("rules.test.yaml"), &tests)?;
-    let pages = std::fs::read_to_string(root().join("docs/alerts.md"))?;
+    let pages = std::fs::read_to_string(root().join("docs/monitoring.md"))?;
     for alert in alerts {
-        let url = format!("runbook_url: docs/alerts.md#{}\n", alert.to_lowercase());
+        let url = format!("runbook_url: docs/monitoring.md#{}\n", alert.to_lowercase());
         assert!(
             pages.contains(&format!("\n## {alert}\n")) && rules.contains(&url),
             "{alert} has no section or no URL"

@@ -127,12 +127,12 @@ fn check_arguments(name: &str, arguments: &[String], variables: &[(String, Strin
 /// Checks the recipes for template units in all documents: after a reboot, the enabled unit must
 /// start.
 pub(crate) fn a_reboot_starts_the_new_version() -> Result<Completion, Failed> {
-    let guide = std::fs::read_to_string(root().join("docs/layouts.md"))?;
+    let guide = std::fs::read_to_string(root().join("docs/for-good.md"))?;
     let texts = list_examples("@.service")
         .into_iter()
         .map(|name| (read_example(&name), name));
     let mut recipes = 0;
-    for (text, name) in texts.chain([(guide, "docs/layouts.md".to_owned())]) {
+    for (text, name) in texts.chain([(guide, "docs/for-good.md".to_owned())]) {
         let commands = text.lines().filter_map(|line| {
             line.trim_start_matches(['#', ' '])
                 .strip_prefix("systemctl ")

@@ -1,6 +1,10 @@
 //! Checks of the documents: links between them, and the index.
 
-use berth_os::explained::EXPLAINED;
+use berth::cli::Cli;
+use berth_os::explained::{EXPLAINED, Explained};
+use berth_testing::pages::expect_table;
+use clap::CommandFactory;
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -122,6 +126,180 @@ fn the_index_has_every_page() {
     assert!(missing.is_empty(), "docs/index.md lacks {missing:?}");
 }
 
+#[test]
+fn the_table_of_commands_is_made_from_the_code() {
+    let cli = Cli::command();
+    let shown = cli.get_subcommands().filter(|command| !command.is_hide_set());
+    let row = |command: &clap::Command| {
+        let about = command.get_about().map(ToString::to_string);
+        format!("| `{}` | {} |", command.get_name(), about.unwrap_or_default())
+    };
+    expect_table(
+        "docs/reference.md",
+        "| command | purpose |",
+        &shown.map(row).collect::<Vec<_>>(),
+    );
+}
+
+/// Pages with measured figures.
+const MEASURED: [&str; 2] = ["measured.md", "bench.md"];
+
+/// Returns the sentences, list items and table cells of a page's prose.
+fn sentences_of(text: &str) -> Vec<String> {
+    let mut paragraphs = vec![String::new()];
+    for line in lines_of_prose(text).map(str::trim) {
+        let is_item = line.starts_with("- ") || line.starts_with("> ");
+        if line.is_empty() || line.starts_with(['#', '|']) || is_item {
+            paragraphs.push(String::new());
+        }
+        if line.starts_with('|') {
+            paragraphs.extend(line.split('|').map(str::to_owned));
+        } else if let Some(last) = paragraphs.last_mut() {
+            *last += line;
+            last.push(' ');
+        }
+    }
+    let ends = [". ", "? ", "! "];
+    let split = |paragraph: String| -> Vec<String> {
+        let mut sentences = vec![String::new()];
+        for word in paragraph.split_inclusive(' ') {
+            if let Some(last) = sentences.last_mut() {
+                *last += word;
+            }
+            if ends.iter().any(|end| word.ends_with(end)) {
+                sentences.push(String::new());
+            }
+        }
+        sentences
+    };
+    paragraphs.into_iter().flat_map(split).collect()
+}
+
+/// Removes the commas of numbers.
+fn without_commas(text: &str) -> String {
+    let all: Vec<char> = text.chars().collect();
+    let is_digit = |at: usize| all.get(at).is_some_and(char::is_ascii_digit);
+    let kept = all
+        .iter()
+        .enumerate()
+        .filter(|(at, c)| **c != ',' || !(*at > 0 && is_digit(at - 1) && is_digit(at + 1)));
+    kept.map(|(_, c)| c).collect()
+}
+
+/// Returns the words of a text. A word has no punctuation at its ends.
+fn words_of(text: &str) -> Vec<String> {
+    let text = without_commas(text);
+    let words = text.split(|c: char| c.is_whitespace() || "()|/–".contains(c));
+    let trim = |word: &str| {
+        let is_edge = |c: char| !c.is_alphanumeric() && !"#:".contains(c);
+        word.trim_matches(is_edge).trim_end_matches(':').to_owned()
+    };
+    words.map(trim).filter(|word| !word.is_empty()).collect()
+}
+
+/// Returns the figures of a sentence: every "N of M", and every number of three or more digits.
+/// Code, the targets of links, versions, ports and dates are no figures.
+fn figures_of(sentence: &str) -> Vec<String> {
+    let prose: String = sentence.split('`').step_by(2).collect();
+    let mut parts = prose.split("](");
+    let mut shown = parts.next().unwrap_or_default().to_owned();
+    for rest in parts {
+        shown += rest.split_once(')').map_or("", |(_, after)| after);
+    }
+    let words = words_of(&shown);
+    let is_number = |word: &str| word.parse::<f64>().is_ok() && !word.starts_with('-');
+    let mut figures: Vec<_> = words
+        .windows(3)
+        .filter(|three| three[1] == "of" && is_number(&three[0]) && is_number(&three[2]))
+        .map(|three| three.join(" "))
+        .collect();
+    let is_long = |word: &&String| {
+        is_number(word) && word.split('.').next().is_some_and(|whole| whole.len() > 2)
+    };
+    figures.extend(words.iter().filter(is_long).cloned());
+    figures
+}
+
+/// Returns the text below the heading with this anchor, to the next heading of its level.
+fn section_of<'a>(text: &'a str, anchor: &str) -> Option<&'a str> {
+    let level = |line: &str| line.bytes().take_while(|byte| *byte == b'#').count();
+    let heading = text
+        .lines()
+        .find(|line| level(line) > 0 && anchors_of(line).contains(anchor))?;
+    let begin = text.find(&format!("{heading}\n"))? + heading.len();
+    let mut end = begin;
+    for line in text[begin..].split_inclusive('\n') {
+        if (1..=level(heading)).contains(&level(line)) {
+            break;
+        }
+        end += line.len();
+    }
+    Some(&text[begin..end])
+}
+
+/// Returns the figures beside the links to sections with measurements that these sections lack.
+fn find_figures_elsewhere(page: &str, sections: &dyn Fn(&str, &str) -> Option<String>) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for sentence in sentences_of(page) {
+        let targets = sentence.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+        let sections: Vec<_> = targets
+            .filter_map(|target| target.split_once('#'))
+            .filter_map(|(file, anchor)| sections(file, anchor))
+            .collect();
+        if sections.is_empty() {
+            continue;
+        }
+        let measured = format!(" {} ", words_of(&sections.join(" ")).join(" "));
+        for figure in figures_of(&sentence) {
+            if !measured.contains(&format!(" {figure} ")) {
+                wrong.push(format!("{figure}: {}", sentence.trim()));
+            }
+        }
+    }
+    wrong
+}
+
+/// A figure stands in the section to which the link beside the figure leads.
+#[test]
+fn figures_are_where_their_links_lead() {
+    let documents = read_documents();
+    let linked = Cell::new(0);
+    for (path, text) in &documents {
+        let sections = |file: &str, anchor: &str| {
+            let target = match file {
+                "" => path.clone(),
+                file => plain_path(&path.with_file_name("").join(file)),
+            };
+            let name = target.file_name()?.to_str()?.to_owned();
+            (MEASURED.contains(&&*name) && target != *path).then_some(())?;
+            linked.set(linked.get() + 1);
+            section_of(documents.get(&target)?, anchor).map(str::to_owned)
+        };
+        let wrong = find_figures_elsewhere(text, &sections);
+        assert!(wrong.is_empty(), "{}: {wrong:#?}", path.display());
+    }
+    assert!(linked.get() > 20, "{} links to measurements", linked.get());
+}
+
+#[test]
+fn a_figure_that_is_elsewhere_is_found() {
+    let measured = "# Measured\n## One\n| lost | 12 of 3,456 |\n\n## Two\n789 s\n";
+    let sections = |_: &str, anchor: &str| section_of(measured, anchor).map(str::to_owned);
+    let right = "Berth lost [12 of 3456](m.md#one) with `--rate 999` at v1.36.3. Then 5,555.";
+    let cells = "| a | 777 | [789 s](m.md#two) |";
+    for (page, wrong) in [
+        (right, 0),
+        (cells, 0),
+        ("[11 of 3,456](m.md#one)", 1),
+        ("[789 s](m.md#one).", 1),
+        ("It took 1,234 ms, or [789 s](m.md#two).", 1),
+        ("| [788 s](m.md#two) |", 1),
+    ] {
+        let found = find_figures_elsewhere(page, &sections);
+        assert_eq!(found.len(), wrong, "{page}: {found:?}");
+    }
+}
+
 /// Returns the files of Rust in these directories.
 fn list_sources(directories: &[&str]) -> Vec<PathBuf> {
     let files = directories.iter().map(|it| list_files(it, ".rs"));
@@ -133,24 +311,20 @@ fn read_all(paths: &[PathBuf]) -> String {
     texts.collect()
 }
 
-/// docs/troubleshooting.md is made from the table of codes, and a line with each code is logged.
+/// A line with each code is logged.
 #[test]
 fn each_code_of_a_log_line_is_explained() {
-    let page = fs::read_to_string(root().join("docs/troubleshooting.md")).unwrap();
-    let shown: Vec<_> = page
-        .lines()
-        .filter(|line| line.starts_with("| `BERTH"))
-        .collect();
-    let rows: Vec<_> = EXPLAINED
-        .iter()
-        .map(|line| {
-            format!(
-                "| `{}` | {} | {} | {} |",
-                line.code, line.message, line.cause, line.action
-            )
-        })
-        .collect();
-    assert_eq!(shown, rows, "the table should be:\n{}", rows.join("\n"));
+    let row = |line: &Explained| {
+        format!(
+            "| `{}` | {} | {} | {} |",
+            line.code, line.message, line.cause, line.action
+        )
+    };
+    expect_table(
+        "docs/troubleshooting.md",
+        "| code | message | cause | what to do |",
+        &EXPLAINED.iter().map(row).collect::<Vec<_>>(),
+    );
     assert!(EXPLAINED.is_sorted_by(|one, next| one.code < next.code));
     let sources = read_all(&list_sources(&["crates", "src"]));
     let unused: Vec<_> = EXPLAINED

@@ -1,5 +1,6 @@
 //! Exclusive claims: one bridge per directory, and one per network namespace.
 
+use super::watch::NEXT_STEP;
 use super::{LOCK_FILE, logs, temporary_instance};
 use berth_manifest::file::suggest_fix;
 use berth_node::ipc::bridge::SOCKET_NAME;
@@ -121,6 +122,23 @@ pub(super) fn remove_files(directory: &Path) {
     temporary_instance::remove_files(directory);
     let _ = fs::remove_dir_all(directory.join(SHIM));
     let _ = fs::remove_file(directory.join(SOCKET_NAME));
+}
+
+/// Describes how the last bridge of a directory ended. Must be called only if no bridge runs there.
+pub fn describe_last_bridge(directory: &Path) -> String {
+    let at = directory.display();
+    match fs::metadata(directory.join(LOCK_FILE)) {
+        Ok(lock) if lock.len() == 0 => format!(
+            "the last bridge in {at} ended as it should, and its logs are there"
+        ),
+        Ok(_) => format!(
+            "the last bridge in {at} failed or was killed, and its logs are there; {NEXT_STEP}"
+        ),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            format!("since this node started, no bridge began in {at}")
+        }
+        Err(error) => format!("how the last bridge in {at} ended cannot be read: {error}"),
+    }
 }
 
 /// Claims the network namespace for this bridge: binds an abstract socket with a fixed name, which

@@ -393,7 +393,7 @@ impl Bridge {
                     if self.machine.steering_error() != Some(&why) {
                         tracing::warn!(
                             code = %explained::CANNOT_STEER,
-                            "cannot steer: {why}; new connections go to the node's own listener; the bridge tries again"
+                            "cannot steer: {why}; new connections go to the node's listener; the bridge tries again"
                         );
                     }
                     self.machine.record_steering_failure(&why);
@@ -401,7 +401,7 @@ impl Bridge {
             },
             Action::Unsteer => {
                 self.shim.steering.stop();
-                tracing::info!("new connections go to the node's own listener");
+                tracing::info!("new connections go to the node's listener");
                 return Next::Observe;
             }
             Action::Prepare => self.etcd.prepare_etcd(),
@@ -502,7 +502,7 @@ impl Bridge {
         if self.status.borrow().outcome.is_none() {
             tracing::info!(
                 connections = (self.shim.open)(),
-                "the bridge has ended, and relays its open connections to the node's own kube-apiserver for 5 minutes at most"
+                "the bridge has ended, and relays its open connections to the node's kube-apiserver for 5 minutes at most"
             );
             temporary_instance::remove_files(&self.plan.options.directory);
             self.status

@@ -24,7 +24,7 @@ pub const TEMPORARY_ETCD_NAME: &str = "berth-etcd";
 /// The note for an operator if connections to localhost cannot be steered.
 pub fn uncovered_note(why: &str) -> String {
     format!(
-        "localhost is not covered: {why}; clients that dial localhost are refused while the node's own kube-apiserver is away"
+        "localhost is not covered: {why}; clients that dial localhost are refused while the node's kube-apiserver is away"
     )
 }
 

@@ -33,8 +33,7 @@ const NAMED: Duration = Duration::from_secs(15);
 const LOST: Duration = Duration::from_secs(3);
 
 /// Time for which the node's kube-apiserver may be away or not ready before a report. In a
-/// successful `kubeadm upgrade apply` kube-apiserver is away for 40 to 50 s (README.md,
-/// docs/measured.md).
+/// successful `kubeadm upgrade apply` kube-apiserver is away for 40 to 50 s (docs/measured.md).
 pub const LATE: Duration = Duration::from_secs(60);
 
 /// Number of exits before readiness after which the temporary instance is given up.
@@ -332,7 +331,7 @@ impl Machine {
             }
             _ if self.commanding => {
                 return Err(
-                    "COMMAND runs and may be about to stop the node's own kube-apiserver: wait for it, or end \
+                    "COMMAND runs and may be about to stop the node's kube-apiserver: wait for it, or end \
                             the bridge at once with --now"
                         .into(),
                 );
@@ -613,7 +612,7 @@ impl Machine {
                     _ => "does not stay ready",
                 };
                 self.report_own_not_back(&format!(
-                    "after {} the node's own kube-apiserver {what}",
+                    "after {} the node's kube-apiserver {what}",
                     format_seconds(elapsed)
                 ))
             }

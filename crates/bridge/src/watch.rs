@@ -54,11 +54,14 @@ pub fn describe_wait(etcd: &EtcdStatus) -> String {
 /// The message about connections that a bridge still relays after its end.
 pub fn describe_end(status: &BridgeStatus) -> String {
     format!(
-        "the bridge has ended, and relays {} open connections to the node's own kube-apiserver for 5 minutes at most: \
+        "the bridge has ended, and relays {} open connections to the node's kube-apiserver for 5 minutes at most: \
          `berth bridge end --now`, or the next bridge, cuts them",
         status.connections_open
     )
 }
+
+/// Reference in each error with which a bridge ends.
+pub const NEXT_STEP: &str = "docs/something-went-wrong.md has the next step";
 
 /// True if clients stay on the bridge until the operator acts.
 pub(super) fn clients_stay_on_bridge(status: &BridgeStatus) -> bool {
@@ -178,21 +181,21 @@ impl Watcher {
         let own = &status.own;
         if own.preferred && (!was.own.preferred || was.own.listener != own.listener) {
             self.print_line(
-                "new connections go to the node's own kube-apiserver, or to the temporary one while the node's own is not ready",
+                "new connections go to the node's kube-apiserver, or to the temporary kube-apiserver while the node's is not ready",
             );
         }
         if let Some(why) = &status.steering_error
             && was.steering_error != status.steering_error
         {
             self.print_line(&format!(
-                "new connections go to the node's own kube-apiserver, as the bridge cannot steer: {why}"
+                "new connections go to the node's kube-apiserver, as the bridge cannot steer: {why}"
             ));
-            self.print_detail("the bridge tries again; do not stop the node's own kube-apiserver meanwhile: connections would be lost");
+            self.print_detail("the bridge tries again; do not stop the node's kube-apiserver meanwhile: connections would be lost");
         }
         if own.late && !was.own.late {
             let late = format_duration(LATE);
             self.print_line(&format!(
-                "the node's own kube-apiserver has not been ready for {late}: {}",
+                "the node's kube-apiserver has not been ready for {late}: {}",
                 own.probe
             ));
             self.print_detail("health checks at the node's addresses, kubeadm's and the kubelet's too, reach the temporary kube-apiserver");
@@ -207,11 +210,11 @@ impl Watcher {
             .iter()
             .filter(|note| !was.notes.contains(note))
             .for_each(|note| self.print_line(note));
-        if status.outcome == Some(BridgeOutcome::Done) {
-            self.print_line("done: the node's own kube-apiserver serves, and nothing of the bridge is left but its logs");
-        }
         if status.outcome.is_some() && status.connections_open > 0 {
             self.print_detail(&describe_end(status));
+        }
+        if status.outcome == Some(BridgeOutcome::Done) {
+            self.print_line("done: the node's kube-apiserver serves, and nothing of the bridge is left but its logs");
         }
         if status.outcome.is_none() && (is_first || was.step != status.step) {
             self.print_step(status);
@@ -231,16 +234,16 @@ impl Watcher {
             }
             // The caller, which waited for COMMAND or for the end, prints the reason.
             Step::Hold if status.trouble.is_some() => return,
-            Step::Hold => "the node's own kube-apiserver may be replaced now".to_owned(),
+            Step::Hold => "the node's kube-apiserver may be replaced now".to_owned(),
             Step::AwaitOwn => format!(
-                "waiting until the node's own kube-apiserver is ready at {} for a while (--settle)",
+                "waiting until the node's kube-apiserver is ready at {} for a while (--settle)",
                 display_address(status.own.address)
             ),
             Step::Restore => {
-                "the files of the node's own kube-apiserver are being restored".to_owned()
+                "the files of the node's kube-apiserver are being restored".to_owned()
             }
             Step::Linger => {
-                "new connections go to the node's own kube-apiserver again; earlier handshakes may complete"
+                "new connections go to the node's kube-apiserver again; earlier handshakes may complete"
                     .to_owned()
             }
             Step::Drain => "the temporary kube-apiserver ends when its connections have ended".to_owned(),
@@ -250,9 +253,9 @@ impl Watcher {
     fn report_etcd(&self, was: &EtcdStatus, etcd: &EtcdStatus) {
         if was.step != etcd.step {
             self.print_line(&match etcd.step {
-                EtcdStep::Own => format!("the node's own etcd serves; {}", describe_wait(etcd)),
+                EtcdStep::Own => format!("the node's etcd serves; {}", describe_wait(etcd)),
                 EtcdStep::Stopping => {
-                    "the node's own etcd stops; requests that need etcd wait for the temporary etcd"
+                    "the node's etcd stops; requests that need etcd wait for the temporary etcd"
                         .to_owned()
                 }
                 EtcdStep::Temporary => format!(
@@ -260,7 +263,7 @@ impl Watcher {
                     describe_wait(etcd)
                 ),
                 EtcdStep::Returning => {
-                    "the node's own etcd waits for the data; the temporary etcd ends".to_owned()
+                    "the node's etcd waits for the data; the temporary etcd ends".to_owned()
                 }
                 EtcdStep::GivenBack => "the temporary etcd has ended".to_owned(),
             });
@@ -288,13 +291,13 @@ impl Watcher {
             WaitOutcome::Over(BridgeOutcome::Done) => {}
             WaitOutcome::Over(BridgeOutcome::Restored(why)) => {
                 self.print_line(&format!(
-                    "the node's own kube-apiserver serves as it did before: {why}"
+                    "the node's kube-apiserver serves as it did before: {why}"
                 ));
                 self.print_logs();
             }
             WaitOutcome::Over(BridgeOutcome::NotBegun(why) | BridgeOutcome::Abandoned(why)) => {
                 self.print_line(&format!(
-                    "the bridge has ended, and the node's own kube-apiserver may not serve: {why}"
+                    "the bridge has ended, and the node's kube-apiserver may not serve: {why}"
                 ));
                 self.print_logs();
             }
@@ -314,11 +317,11 @@ impl Watcher {
         let trouble = status.trouble.as_deref().unwrap_or_default();
         self.print_line(&format!("{trouble}: clients stay on the bridge"));
         self.print_detail(&format!(
-            "the node's own kube-apiserver: {}",
+            "the node's kube-apiserver: {}",
             status.own.probe
         ));
         self.print_last_lines("its container", &status.own.log);
-        self.print_detail("fix the node's own kube-apiserver, then run `berth bridge end`; `berth bridge end --now` gives clients to the node's own kube-apiserver, ready or not");
+        self.print_detail("fix the node's kube-apiserver, then run `berth bridge end`; `berth bridge end --now` gives clients to the node's kube-apiserver, ready or not");
         self.print_detail("`berth bridge restore --dry-run` shows the changes in a static pod's files, `berth bridge restore` undoes them");
         self.print_logs();
     }
@@ -340,6 +343,9 @@ impl Watcher {
     }
 
     pub(super) fn print_logs(&self) {
-        self.print_detail(&format!("logs are in {}", self.directory.display()));
+        self.print_detail(&format!(
+            "logs are in {}; {NEXT_STEP}",
+            self.directory.display()
+        ));
     }
 }

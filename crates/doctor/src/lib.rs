@@ -38,6 +38,10 @@ pub struct Check {
     /// Name of the check. The name never changes from version to version.
     pub id: &'static str,
     pub severity: Severity,
+    /// What the check looks at.
+    pub scope: &'static str,
+    /// What must hold, in Markdown.
+    pub rule: &'static str,
 }
 
 impl Check {

@@ -1,4 +1,4 @@
-//! Decides when the node's own slice is in the Service `kubernetes`, without I/O.
+//! Decides when the node's slice is in the Service `kubernetes`, without I/O.
 //!
 //! With several control-plane nodes kube-apiserver's own reconciler is enough: no connection is
 //! lost while one address is missing, and a dead node's address is dropped after 15 s and a round

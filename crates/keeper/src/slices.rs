@@ -1,4 +1,4 @@
-//! Keeps the node's own slices in the Service `kubernetes`, or removes them, as [`Rule`] decides.
+//! Keeps the node's slices in the Service `kubernetes`, or removes them, as [`Rule`] decides.
 
 use crate::api::Api;
 use crate::rule::{Rule, SliceDecision, SliceObservation};
@@ -252,7 +252,7 @@ impl Slice {
             .map(|(was, _)| was);
         if before != Some(present) {
             let what = if present { "is in" } else { "is out of" };
-            tracing::info!(slice = self.name, address = %self.address, "the node's own slice {what} the Service kubernetes");
+            tracing::info!(slice = self.name, address = %self.address, "the node's slice {what} the Service kubernetes");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The edits that put a kube-apiserver's manifest behind berth. `docs/inject.md` lists the edits
+//! The edits that put a kube-apiserver's manifest behind berth. `docs/for-good.md` lists the edits
 //! and their reasons; this module computes them.
 
 mod addresses;
@@ -356,7 +356,7 @@ impl<'a> Planner<'a> {
         ));
         if !is_static {
             self.notes.push(
-                "--service: the pod's service account needs the Roles of berth; see docs/service.md#how-to-turn-it-on"
+                "--service: the pod's service account needs the Roles of berth; see docs/for-good.md#the-service-kubernetes"
                     .into(),
             );
             return None;

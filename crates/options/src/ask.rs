@@ -40,12 +40,12 @@ pub struct ReadyArgs {
 pub struct DrainArgs {
     #[command(flatten)]
     pub ask: AskArgs,
-    /// Do nothing if no sibling is joined: the shim then serves clients until the apiserver itself
+    /// Do nothing if no sibling is joined: the shim then serves clients until kube-apiserver itself
     /// stops (for a preStop hook)
     #[arg(long, env = "BERTH_DRAIN_IF_SIBLING")]
     pub if_sibling: bool,
     /// Return only when the siblings have taken over and waiting clients have received the
-    /// apiserver's first byte (5s at most)
+    /// kube-apiserver's first byte (5s at most)
     #[arg(long, env = "BERTH_DRAIN_WAIT")]
     pub wait: bool,
     /// Return only when the connections have ended too. After this time exit with status 1 and

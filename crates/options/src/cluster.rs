@@ -22,8 +22,8 @@ pub struct ClusterArgs {
     pub node_name: Option<String>,
 }
 
-/// Checks the options. `server_name` is the name that the apiserver's certificate must contain with
-/// `in-cluster`; a kubeconfig determines the name itself.
+/// Checks the options. `server_name` is the name that kube-apiserver's certificate must contain
+/// with `in-cluster`; a kubeconfig determines the name itself.
 pub(crate) fn check_cluster(
     args: &ClusterArgs,
     place: &Place,

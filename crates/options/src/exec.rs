@@ -12,15 +12,15 @@ pub struct ExecArgs {
     /// Options that name the berth, the instance and the run directory.
     #[command(flatten)]
     pub place: PlaceArgs,
-    /// How the shim passes clients to the apiserver. With auto and inject, this process stays as
-    /// the apiserver's parent and gives it the sockets that the shim sends
+    /// How the shim passes clients to kube-apiserver. With auto and inject, this process stays as
+    /// kube-apiserver's parent and gives it the sockets that the shim sends
     #[arg(long, env = "BERTH_PASS", default_value = "relay", value_name = "HOW", value_parser = pass_mode_parser())]
     pub pass: PassMode,
-    /// Stay as the apiserver's parent, so that the apiserver gets one SIGTERM however berth run
+    /// Stay as kube-apiserver's parent, so that kube-apiserver gets one SIGTERM however berth run
     /// ends (for berth run)
     #[arg(long, hide = true)]
     pub stay: bool,
-    /// The apiserver's command; {instance} in its arguments becomes the instance's ID
+    /// Command of kube-apiserver; {instance} in its arguments becomes the instance's ID
     #[arg(last = true, required = true, value_name = "COMMAND", num_args = 1..)]
     pub command: Vec<std::ffi::OsString>,
 }

@@ -37,11 +37,11 @@ pub struct InPod {
 /// The subcommands that run in a pod.
 #[derive(Debug, Subcommand)]
 pub enum PodCommand {
-    /// Share the secure port and relay to one apiserver (the shim, as a sidecar)
+    /// Share the secure port and relay to one kube-apiserver (the shim, as a sidecar)
     Serve(Box<ServeArgs>),
-    /// Give an apiserver its own 127.x address and become it (the main container)
+    /// Give a kube-apiserver its own 127.x address and become it (the main container)
     Exec(ExecArgs),
-    /// `exec` and `serve` in one: start an apiserver and relay to it (bare metal, rehearsals)
+    /// `exec` and `serve` in one: start a kube-apiserver and relay to it (bare metal, rehearsals)
     Run(Box<RunArgs>),
     /// Exit 0 if the instance is ready and its shim listens (readiness probe)
     Ready(ReadyArgs),

@@ -10,7 +10,7 @@ pub const ADDRESSES_HEADING: &str = "Addresses";
 /// Options for the berth, the instance's name and the run directory.
 #[derive(Debug, Clone, Args)]
 pub struct PlaceArgs {
-    /// Public address of the apiserver, e.g. 10.0.0.5:6443; may be given several times, the first
+    /// Public address of kube-apiserver, e.g. 10.0.0.5:6443; may be given several times, the first
     /// address names the berth. `,freebind` binds an address that the node does not have yet (a
     /// virtual IP). In the environment: separated by spaces
     #[arg(long, env = "BERTH_LISTEN", value_delimiter = ' ', value_name = "ADDR:PORT[,freebind]", help_heading = ADDRESSES_HEADING)]

@@ -11,16 +11,16 @@ pub const PROBE_HEADING: &str = "Probe";
 /// A name that is in the certificate of every kube-apiserver that kubeadm set up.
 pub const DEFAULT_NAME: &str = "kubernetes";
 
-/// Options for the probe of an apiserver.
+/// Options for the probe of a kube-apiserver.
 #[derive(Debug, Clone, Args)]
 pub struct ProbeArgs {
     /// Probe by HTTPS, or only check that the port accepts connections
     #[arg(long, env = "BERTH_PROBE", default_value = "https", value_name = "KIND", value_parser = kind_parser(), help_heading = PROBE_HEADING)]
     pub probe: ProbeKind,
-    /// PEM file with the CAs that verify the apiserver's certificate
+    /// PEM file with the CAs that verify kube-apiserver's certificate
     #[arg(long, env = "BERTH_PROBE_CA", value_name = "FILE", help_heading = PROBE_HEADING)]
     pub probe_ca: Option<PathBuf>,
-    /// PEM file with the probe's client certificate, for an apiserver without anonymous access
+    /// PEM file with the probe's client certificate, for a kube-apiserver without anonymous access
     #[arg(long, env = "BERTH_PROBE_CERT", value_name = "FILE", help_heading = PROBE_HEADING)]
     pub probe_cert: Option<PathBuf>,
     /// PEM file with the key of --probe-cert
@@ -29,14 +29,14 @@ pub struct ProbeArgs {
     /// File with a bearer token for the probe
     #[arg(long, env = "BERTH_PROBE_TOKEN_FILE", value_name = "FILE", help_heading = PROBE_HEADING)]
     pub probe_token_file: Option<PathBuf>,
-    /// Name that the apiserver's certificate must carry
+    /// Name that kube-apiserver's certificate must carry
     #[arg(long, env = "BERTH_PROBE_SERVER_NAME", default_value = DEFAULT_NAME, value_name = "NAME", help_heading = PROBE_HEADING)]
     pub probe_server_name: String,
-    /// Do not verify the apiserver's certificate; no credentials are sent then
+    /// Do not verify kube-apiserver's certificate; no credentials are sent then
     #[arg(long, env = "BERTH_PROBE_INSECURE", help_heading = PROBE_HEADING)]
     pub probe_insecure: bool,
-    /// Time limit for an answer; an apiserver also counts as stalled if clients' TLS handshakes are
-    /// in flight and none ends for this long
+    /// Time limit for an answer; a kube-apiserver also counts as stalled if clients' TLS handshakes
+    /// are in flight and none ends for this long
     #[arg(long, env = "BERTH_PROBE_TIMEOUT", default_value = "2s", value_name = "DURATION", help_heading = PROBE_HEADING)]
     pub probe_timeout: String,
 }

@@ -18,12 +18,12 @@ pub struct ServeArgs {
     /// Options that name the berth, the instance and the run directory.
     #[command(flatten)]
     pub place: PlaceArgs,
-    /// Address of the apiserver; without this option the shim waits for the address that `berth
+    /// Address of kube-apiserver; without this option the shim waits for the address that `berth
     /// exec` records
     #[arg(long, env = "BERTH_BACKEND", value_name = "ADDR:PORT", help_heading = ADDRESSES_HEADING)]
     pub backend: Option<String>,
-    /// Serve every apiserver that `berth exec` records for this berth: a single shim for the node,
-    /// through all upgrades
+    /// Serve every kube-apiserver that `berth exec` records for this berth: a single shim for the
+    /// node, through all upgrades
     #[arg(long, env = "BERTH_DISCOVER", conflicts_with = "backend", help_heading = ADDRESSES_HEADING)]
     pub discover: bool,
     /// Options that `berth serve` and `berth run` share.
@@ -40,7 +40,7 @@ pub struct RunArgs {
     /// Options that `berth serve` and `berth run` share.
     #[command(flatten)]
     pub shim: ShimArgs,
-    /// The apiserver's command; {instance} in its arguments becomes the instance's ID
+    /// Command of kube-apiserver; {instance} in its arguments becomes the instance's ID
     #[arg(last = true, required = true, value_name = "COMMAND", num_args = 1..)]
     pub command: Vec<std::ffi::OsString>,
 }
@@ -53,21 +53,21 @@ pub struct ShimArgs {
     pub bind_wait: String,
     #[command(flatten)]
     pub probe: ProbeArgs,
-    /// Time between two probes; at most 100ms while the apiserver starts
+    /// Time between two probes; at most 100ms while kube-apiserver starts
     #[arg(long, hide = true, default_value = "1s", value_name = "DURATION")]
     pub probe_interval: String,
-    /// Consecutive failed probes that make an apiserver unready
+    /// Consecutive failed probes that make a kube-apiserver unready
     #[arg(long, hide = true, default_value = "3", value_name = "N")]
     pub fall: String,
-    /// Time for which a client waits while no apiserver is ready
+    /// Time for which a client waits while no kube-apiserver is ready
     #[arg(long, env = "BERTH_HOLD", default_value = "8s", value_name = "DURATION", help_heading = CONNECTIONS_HEADING)]
     pub hold: String,
     /// Time for which relayed connections may continue after SIGTERM, counted from when the shim's
-    /// apiserver stops listening
+    /// kube-apiserver stops listening
     #[arg(long, env = "BERTH_DRAIN_TIMEOUT", default_value = "60s", value_name = "DURATION", help_heading = CONNECTIONS_HEADING)]
     pub drain_timeout: String,
-    /// Maximum of open connections, not counting sockets that were given to the apiserver (--pass).
-    /// Further clients wait in the backlog, unless a connection that waits for its turn
+    /// Maximum of open connections, not counting sockets that were given to kube-apiserver
+    /// (--pass). Further clients wait in the backlog, unless a connection that waits for its turn
     /// (--max-openings) makes room [default: as many as the file limit allows]
     #[arg(long, env = "BERTH_MAX_CONNECTIONS", value_name = "N", help_heading = CONNECTIONS_HEADING)]
     pub max_connections: Option<String>,
@@ -84,8 +84,8 @@ pub struct ShimArgs {
     /// most a day
     #[arg(long, hide = true, default_value = "3s", value_name = "DURATION")]
     pub lease: String,
-    /// How clients come to the apiserver: the shim relays their bytes, or gives their sockets to
-    /// the apiserver
+    /// How clients come to kube-apiserver: the shim relays their bytes, or gives their sockets to
+    /// kube-apiserver
     #[arg(long, env = "BERTH_PASS", default_value = "relay", value_name = "HOW", value_parser = pass_mode_parser(), help_heading = CONNECTIONS_HEADING)]
     pub pass: PassMode,
     /// Divide the times that no option sets

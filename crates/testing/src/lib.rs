@@ -2,6 +2,7 @@
 
 pub mod etcd;
 pub mod namespace;
+pub mod pages;
 pub mod states;
 pub mod supervise;
 

@@ -168,7 +168,7 @@ impl Judging {
                     .lines()
                     .for_each(|line| progress.print_detail(line));
                 progress.print_detail(
-                    "docs/judge.md explains each signal, and how to accept a signal (--accept)",
+                    "docs/upgrade.md explains each signal, and how to accept a signal (--accept)",
                 );
                 JudgeResult::GoBack(summarize_verdict(verdict))
             }

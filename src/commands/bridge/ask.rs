@@ -5,7 +5,7 @@ use super::{Exit, format_json, print, print_stderr, to_exit, unavailable_error};
 use crate::cli::{BridgeDirArgs, BridgeEndArgs, BridgeRestoreArgs};
 use berth_bridge::caller::wait_for_end;
 use berth_bridge::cgroup;
-use berth_bridge::claim::find_other_bridge;
+use berth_bridge::claim::{describe_last_bridge, find_other_bridge};
 use berth_bridge::watch::{TIMEOUT, describe_end, describe_hang, describe_wait, display_address};
 use berth_cluster::kubeconfig::choose_kubeconfig;
 use berth_doctor::service::sweep_slices;
@@ -232,7 +232,7 @@ fn request_error(directory: &Path, error: &io::Error) -> anyhow::Error {
 
 fn no_bridge_error(directory: &Path) -> anyhow::Error {
     unavailable_error(format!(
-        "no bridge is on in {}, which may hold logs of earlier bridges; `berth bridge start` begins a bridge",
-        directory.display()
+        "no bridge is on: {}",
+        describe_last_bridge(directory)
     ))
 }

@@ -15,6 +15,7 @@ use berth_bridge::machine::{Limits, OVERLAP, OnFailure};
 use berth_bridge::plan::{BridgeOptions, BridgePlan, RunningInstance};
 use berth_bridge::preflight::preflight;
 use berth_bridge::process::{ForkSide, fork_bridge, isolate_mounts, run_bridge};
+use berth_bridge::watch::NEXT_STEP;
 use berth_manifest::command::find_executable;
 use berth_manifest::report::Refusal;
 use berth_options::check::{Checks, Mistakes};
@@ -117,7 +118,7 @@ fn print_notes(plan: &BridgePlan) {
 
 fn nothing_changed_error(mut refusal: Refusal) -> anyhow::Error {
     if let Refusal::Unavailable(why) = &mut refusal {
-        why.push("nothing was changed".into());
+        why.push(format!("nothing was changed; {NEXT_STEP}"));
     }
     refusal_error(refusal)
 }

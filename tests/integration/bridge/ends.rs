@@ -123,7 +123,7 @@ fn leftovers_of_a_killed_daemon_are_removed_by_bridge_end() {
     expect_status(
         berth_command(["bridge", "end", "--state-dir"]).arg(temp.path()),
         69,
-        &["no bridge is on in"],
+        &["no bridge is on: since this node started"],
     );
     assert!(!left.exists());
 }
@@ -142,7 +142,7 @@ fn a_daemon_that_is_killed_after_command_began_leaves_the_port_as_it_was() {
     killed_at(&[
         "may be replaced now",
         "waiting until",
-        "new connections go to the node's own",
+        "new connections go to the node's kube-apiserver",
         "the temporary kube-apiserver ends when its connections have ended",
     ]);
 }

@@ -189,7 +189,7 @@ impl Scene for Bridged<'_> {
     fn diagnosis(&self) -> String {
         let (_, out, log) = output_of(&mut self.node.part("status"));
         let directory = self.node.path("bridge").display().to_string();
-        let names_logs = format!("{directory}, which may hold logs of earlier bridges");
+        let names_logs = format!("the last bridge in {directory} ");
         let logs = LOGS.map(|name| format!("{directory}/{name}\n"));
         let logs = logs.into_iter().filter(|_| log.contains(&names_logs));
         out + &log + &logs.collect::<String>()

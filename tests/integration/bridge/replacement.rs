@@ -160,7 +160,7 @@ fn an_apiserver_that_does_not_get_ready_is_reported_while_command_runs() {
             node.start()
         );
         let mut bridge = Running::start(&mut node.fast_bridge("", &["sh", "-c", &run]));
-        bridge.logs("the node's own kube-apiserver has not been ready for 1m");
+        bridge.logs("the node's kube-apiserver has not been ready for 1m");
         let status = node.status();
         assert_eq!(
             (&status["command"], &status["own"]["late"]),

@@ -109,7 +109,7 @@ impl MemberRelay {
             }
             if std::mem::replace(&mut serves, now) != now {
                 let to = if now { "this node's" } else { "another" };
-                tracing::info!(%own, "etcd: the node's own kube-apiserver dials {to} member");
+                tracing::info!(%own, "etcd: the node's kube-apiserver dials {to} member");
             }
             tokio::select! {
                 changed = answers.changed() => changed.map_err(|error| text(&error))?,

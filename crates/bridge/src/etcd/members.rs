@@ -57,7 +57,7 @@ impl Sample {
         if can < needed {
             why.push(format!(
                 "{needed} of {voters} voters must serve while this node's member is away, and only {can} of the other \
-                 voters can: wait until more of them can serve, {OWN_HINT}"
+                 voters can: wait until more of them can serve, {OWN_HINT}; no node's kube-apiserver has etcd then"
             ));
         }
         Err(why)

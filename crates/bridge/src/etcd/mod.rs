@@ -93,7 +93,7 @@ impl Cluster {
                 let why = kept.err().unwrap_or_default();
                 tracing::warn!(
                     code = %explained::NO_OTHER_MEMBER,
-                    "the node's own kube-apiserver has no other member of etcd: {why}"
+                    "the node's kube-apiserver has no other member of etcd: {why}"
                 );
             });
         }

@@ -104,7 +104,8 @@ impl Examiner<'_> {
             .apiserver()
             .get("command")
             .map_or(manifest.apiserver().line, |command| command.line);
-        let cause = "kube-apiserver is started without berth, so it holds its port alone and a second kube-apiserver cannot start";
+        let cause = "nothing of berth is here: kube-apiserver holds its port alone";
+        let bridge = "to upgrade under a bridge, nothing has to change: `berth bridge --dry-run -- COMMAND` checks the node";
         match inject::plan_edits(manifest, &inject::InjectOptions::default()) {
             Ok((edits, _)) => {
                 let mut names: Vec<_> = edits
@@ -116,15 +117,17 @@ impl Examiner<'_> {
                     .for_each(|name| name.truncate(name.find(['.', '[']).unwrap_or(name.len())));
                 names.dedup();
                 let fix = format!(
-                    "`berth inject FILE --image IMAGE --diff` shows the {} changes (of {}) that put kube-apiserver behind berth, and \
-                     --write makes these changes; `berth bridge --dry-run` checks an upgrade without these changes",
+                    "{bridge}; to put kube-apiserver behind berth for good: `berth inject FILE --image IMAGE --diff` shows the {} \
+                     changes (of {})",
                     edits.len(),
                     names.join(", ")
                 );
                 self.add_finding(NOT_BEHIND_BERTH, command, cause, fix);
             }
             Err(problems) => {
-                let fix = "fix the findings of inject-refuses, then run `berth inject FILE --image IMAGE --diff`";
+                let fix = format!(
+                    "{bridge}; to put kube-apiserver behind berth for good, first fix the findings of inject-refuses"
+                );
                 self.add_finding(NOT_BEHIND_BERTH, command, cause, fix);
                 for problem in problems {
                     let (cause, fix) = problem.cause_and_fix();

@@ -29,10 +29,13 @@ pub(super) fn render(report: &Report) -> String {
             format!(
                 "{}: {}",
                 format::capitalize(run.via.describe()),
-                ran.describe_verdict()
+                describe_result(ran)
             ),
         ),
-        Some((_, ran)) => (verdict_class(ran), verdict_words(ran)),
+        Some((_, ran)) => (
+            verdict_class(ran),
+            format::capitalize(&describe_result(ran)),
+        ),
         None => ("unsure", "Nothing was rehearsed".to_owned()),
     };
     let aborted = report.aborted.as_ref().map(|why| {
@@ -66,6 +69,14 @@ pub(super) fn render(report: &Report) -> String {
         command = escape_html(&report.command),
         environment = render_environment(&report.environment),
     )
+}
+
+/// Describes the verdict for a headline, or what was lost.
+fn describe_result(ran: &Ran) -> String {
+    match ran.verdict {
+        Verdict::Lost => format!("lost: {}", loss::losses_in_words(&ran.lost)),
+        _ => ran.describe_verdict().to_owned(),
+    }
 }
 
 fn verdict_words(ran: &Ran) -> String {
@@ -390,8 +401,8 @@ mod tests {
         assert_has(
             &page,
             &[
+                "<h1>Lost: 7 connections refused</h1>",
                 "Something was lost",
-                "7 connections refused",
                 "connections refused: 7",
                 "class=\"lost\"",
             ],

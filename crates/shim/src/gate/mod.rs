@@ -56,8 +56,8 @@ const ROOM: QueueCapacity = QueueCapacity {
 };
 
 /// Handshakes that an instance may have in flight for each CPU of the node: enough that no CPU
-/// idles, and few enough that a client has its answer soon after its turn (docs/gate.md,
-/// "Measured").
+/// idles, and few enough that a client has its answer soon after its turn
+/// (docs/how-it-works.md#the-gate).
 const HANDSHAKES_PER_CPU: usize = 16;
 
 /// The node's addresses are listed again after this time.

@@ -56,7 +56,7 @@ impl FirstClients {
             tracing::warn!(
                 code = %explained::OWN_ADDRESSES,
                 %error,
-                "cannot list the node's own addresses, so clients on these addresses do not go first: allow this process \
+                "cannot list the node's addresses, so clients on these addresses do not go first: allow this process \
                  AF_NETLINK, or give the addresses with --first"
             );
             Vec::new()

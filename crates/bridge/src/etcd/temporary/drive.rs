@@ -309,7 +309,7 @@ impl EtcdDaemon {
         tracing::warn!(
             code = %explained::DELETED_DATABASE,
             pid,
-            "the node's own etcd serves from a database file that was deleted or renamed: the bridge copies the database"
+            "the node's etcd serves from a database file that was deleted or renamed: the bridge copies the database"
         );
         self.rescue
             .spawn_blocking(move || rescue_database(pid, &database, known.as_ref()));
@@ -329,7 +329,7 @@ impl EtcdDaemon {
                     tracing::warn!(
                         code = %explained::DATABASE_NOT_COPIED,
                         error,
-                        "the database of the node's own etcd was not copied"
+                        "the database of the node's etcd was not copied"
                     );
                 }
                 tracing::warn!("etcd: {}", rescued.trouble());
@@ -437,7 +437,7 @@ impl EtcdDaemon {
         if let Err(error) = sock_diag::destroy_unmarked_connections(self.plan.members.own.port())
             && !std::mem::replace(&mut self.cannot_end, true)
         {
-            tracing::info!(%error, "cannot end the connections to the node's own etcd: etcd takes up to 7 s longer to stop");
+            tracing::info!(%error, "cannot end the connections to the node's etcd: etcd takes up to 7 s longer to stop");
         }
     }
 

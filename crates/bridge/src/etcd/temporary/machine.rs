@@ -218,26 +218,26 @@ impl EtcdMachine {
     pub fn trouble(&self) -> Option<String> {
         match self.step() {
             EtcdStep::Own if self.is_unseen => Some(
-                "the node's own etcd answers, but its database cannot be seen: check that the process is an etcd with the data \
+                "the node's etcd answers, but its database cannot be seen: check that the process is an etcd with the data \
                  directory of before"
                     .into(),
             ),
             _ if self.is_unseen => Some(
-                "the node's own etcd answers, but its database cannot be seen: no client is let through to this etcd; check that the \
+                "the node's etcd answers, but its database cannot be seen: no client is let through to this etcd; check that the \
                  process is an etcd with the data directory of before, then run `berth bridge end --now`"
                     .into(),
             ),
             _ if self.given_up => Some(
-                "the temporary etcd does not start, and etcd.log says why: only the node's own etcd uses the data, as without berth".into(),
+                "the temporary etcd does not start, and etcd.log says why: only the node's etcd uses the data, as without berth".into(),
             ),
             EtcdStep::GivenBack => Some(format!(
-                "the node's own etcd has not served for 15 s without a break in the last {} s, and COMMAND may put a backup in the place of the data: the temporary etcd \
-                 has ended before this can happen; see why the node's own etcd does not start",
+                "the node's etcd has not served for 15 s without a break in the last {} s, and COMMAND may put a backup in the place of the data: the temporary etcd \
+                 has ended before this can happen; see why the node's etcd does not start",
                 GIVES_BACK.as_secs()
             )),
             _ if self.failed > 0 => Some(format!(
-                "the node's own etcd got the data and ended, {} times: the temporary etcd serves, and gives the data to the node's own \
-                 etcd again once a minute; see the log of the node's own etcd; the old manifest may help",
+                "the node's etcd got the data and ended, {} times: the temporary etcd serves, and gives the data to the node's own \
+                 etcd again once a minute; see the log of the node's etcd; the old manifest may help",
                 self.failed
             )),
             _ => None,

@@ -68,7 +68,7 @@ impl Rescued {
             ),
         };
         format!(
-            "the node's own etcd (process {}) served from a database file that was deleted or renamed: {copy}; {ended}",
+            "the node's etcd (process {}) served from a database file that was deleted or renamed: {copy}; {ended}",
             self.pid
         )
     }
@@ -114,7 +114,7 @@ fn stop_and_copy(
     };
     let copy = copy_with_time_limit(from.clone(), database.data_directory().to_owned())?;
     // Whatever happens to the bridge, the log names the copy.
-    tracing::info!(pid = process.pid, copy = %copy.display(), "the database of the node's own etcd was copied");
+    tracing::info!(pid = process.pid, copy = %copy.display(), "the database of the node's etcd was copied");
     then(&from);
     Ok(Some(copy))
 }

@@ -126,7 +126,7 @@ mod tests {
         for (steps, missing) in [
             (
                 &[(Temporary, 150), (Returning, 0), (Own, 100)][..],
-                Some("the node's own etcd serves from other data"),
+                Some("the node's etcd serves from other data"),
             ),
             (&[(Temporary, 100), (Own, 100)], None),
             (&[(Temporary, 90), (Own, 100)], None),
