@@ -207,13 +207,21 @@ fn describe_family(page: &str, name: &str, kind: &str) -> String {
     let labels: BTreeSet<_> = samples
         .flat_map(|(_, sample)| sample.split("=\"").map(str::to_owned))
         .filter_map(|part| part.rsplit(['{', ',', '"']).next().map(str::to_owned))
-        .filter(|label| label.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'))
+        .filter(|label| {
+            label
+                .bytes()
+                .all(|byte| byte.is_ascii_lowercase() || byte == b'_')
+        })
         .filter(|label| !["shim", "le", ""].contains(&&**label))
         .map(|label| format!("`{label}`"))
         .collect();
     let labels: Vec<_> = labels.into_iter().collect();
     let help = help.unwrap_or_default().trim().trim_end_matches('.');
-    format!("| `{name}` | {} | {} | {help} |", kind.trim(), labels.join(", "))
+    format!(
+        "| `{name}` | {} | {} | {help} |",
+        kind.trim(),
+        labels.join(", ")
+    )
 }
 
 /// Returns the names of a family's samples.

@@ -129,10 +129,16 @@ fn the_index_has_every_page() {
 #[test]
 fn the_table_of_commands_is_made_from_the_code() {
     let cli = Cli::command();
-    let shown = cli.get_subcommands().filter(|command| !command.is_hide_set());
+    let shown = cli
+        .get_subcommands()
+        .filter(|command| !command.is_hide_set());
     let row = |command: &clap::Command| {
         let about = command.get_about().map(ToString::to_string);
-        format!("| `{}` | {} |", command.get_name(), about.unwrap_or_default())
+        format!(
+            "| `{}` | {} |",
+            command.get_name(),
+            about.unwrap_or_default()
+        )
     };
     expect_table(
         "docs/reference.md",
@@ -238,10 +244,16 @@ fn section_of<'a>(text: &'a str, anchor: &str) -> Option<&'a str> {
 }
 
 /// Returns the figures beside the links to sections with measurements that these sections lack.
-fn find_figures_elsewhere(page: &str, sections: &dyn Fn(&str, &str) -> Option<String>) -> Vec<String> {
+fn find_figures_elsewhere(
+    page: &str,
+    sections: &dyn Fn(&str, &str) -> Option<String>,
+) -> Vec<String> {
     let mut wrong = Vec::new();
     for sentence in sentences_of(page) {
-        let targets = sentence.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+        let targets = sentence
+            .split("](")
+            .skip(1)
+            .filter_map(|rest| rest.split(')').next());
         let sections: Vec<_> = targets
             .filter_map(|target| target.split_once('#'))
             .filter_map(|(file, anchor)| sections(file, anchor))

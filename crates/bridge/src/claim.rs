@@ -128,9 +128,9 @@ pub(super) fn remove_files(directory: &Path) {
 pub fn describe_last_bridge(directory: &Path) -> String {
     let at = directory.display();
     match fs::metadata(directory.join(LOCK_FILE)) {
-        Ok(lock) if lock.len() == 0 => format!(
-            "the last bridge in {at} ended as it should, and its logs are there"
-        ),
+        Ok(lock) if lock.len() == 0 => {
+            format!("the last bridge in {at} ended as it should, and its logs are there")
+        }
         Ok(_) => format!(
             "the last bridge in {at} failed or was killed, and its logs are there; {NEXT_STEP}"
         ),

@@ -316,10 +316,7 @@ impl Watcher {
     fn print_trouble(&self, status: &BridgeStatus) {
         let trouble = status.trouble.as_deref().unwrap_or_default();
         self.print_line(&format!("{trouble}: clients stay on the bridge"));
-        self.print_detail(&format!(
-            "the node's kube-apiserver: {}",
-            status.own.probe
-        ));
+        self.print_detail(&format!("the node's kube-apiserver: {}", status.own.probe));
         self.print_last_lines("its container", &status.own.log);
         self.print_detail("fix the node's kube-apiserver, then run `berth bridge end`; `berth bridge end --now` gives clients to the node's kube-apiserver, ready or not");
         self.print_detail("`berth bridge restore --dry-run` shows the changes in a static pod's files, `berth bridge restore` undoes them");

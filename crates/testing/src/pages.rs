@@ -25,6 +25,9 @@ pub fn expect_table(page: &str, head: &str, rows: &[String]) {
     if std::env::var_os("BERTH_TEST_WRITE").is_some() {
         fs::write(&path, lines.join("\n") + "\n").unwrap();
     } else {
-        assert_eq!(removed, rows, "{page}: write the table with BERTH_TEST_WRITE=1");
+        assert_eq!(
+            removed, rows,
+            "{page}: write the table with BERTH_TEST_WRITE=1"
+        );
     }
 }
