@@ -69,16 +69,19 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
 }
 
 /// Options that `-h` leaves out, so that its text fits a screen; `--help` has all options.
-const RARE_OPTIONS: [&str; 34] = [
+const RARE_OPTIONS: [&str; 37] = [
     "accept",
+    "berth",
     "bind_wait",
     "break_lock",
     "canary_local",
     "canary_time",
+    "fault",
     "first",
     "ignore_errors",
     "instance",
     "judge_requests",
+    "lasts",
     "log_connections",
     "log_format",
     "log_level",
