@@ -41,7 +41,7 @@ impl Revisions {
         while !compared.is_closed() {
             let step = etcd.borrow_and_update().step;
             let serves = match step {
-                EtcdStep::Own => Some(("node's own", &self.own, OWN_INTERVAL)),
+                EtcdStep::Own => Some(("node's", &self.own, OWN_INTERVAL)),
                 EtcdStep::Temporary => Some(("temporary", &self.temporary, INTERVAL)),
                 _ => None,
             };
