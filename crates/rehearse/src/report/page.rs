@@ -402,7 +402,6 @@ mod tests {
             &page,
             &[
                 "<h1>Lost: 7 connections refused</h1>",
-                "Something was lost",
                 "connections refused: 7",
                 "class=\"lost\"",
             ],
