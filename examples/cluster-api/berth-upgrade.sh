@@ -21,7 +21,7 @@ why=
 main() {
     [[ $# == 2 && $1 =~ ^(check|run)$ && $2 =~ $VERSION ]] || answer 64 "usage: berth-upgrade check|run v1.MINOR.PATCH"
     ((EUID == 0)) || answer 64 "berth-upgrade needs root"
-    mkdir -p -m 700 "$STATE"
+    install -d -m 700 "$STATE"
     # One call at a time decides. The other lock is held for as long as an upgrade runs.
     exec 8>"$STATE/gate" 9>"$STATE/lock"
     flock -w 20 8 || answer 1 "failed: another call has not been answered for 20 s"
