@@ -296,7 +296,8 @@ wedged_ends() {
 # controller does, it has the new version in kubeadm's configuration before anything is upgraded. In the control no bridge is behind `berth`.
 cluster_api_begins() {
     local example=$root/examples/cluster-api sbin=/usr/local/sbin
-    excuses=(kubelet)
+    # kubeadm replaces the controllers, and the new kubelet restarts them.
+    excuses=(kubelet) replacements=2
     [[ $bridge ]] || excuses+=(etcd)
     mkdir -p $sbin /usr/local/bin
     sed "s/ apply .* --yes/& --ignore-preflight-errors $(ignored)/" "$example/berth-upgrade.sh" >$sbin/berth-upgrade
