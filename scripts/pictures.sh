@@ -4,8 +4,8 @@
 # Runs what each NAME says and draws what it printed into docs/NAME.svg, if it ended well; else exits with its status.
 #
 #   rehearse   berth rehearse, with simulated apiservers; less than a minute
-#   bridge     berth bridge -- kubeadm upgrade apply, on a node of scripts/cluster.sh; some ten minutes. Nobody answers kubeadm's question
-#              there, so kubeadm gets --yes; the middle of what it prints is left out, and a line says so
+#   bridge     berth bridge -- kubeadm upgrade apply, on a node of scripts/cluster.sh; some ten minutes. The middle of what
+#              kubeadm prints is left out, and a line says so
 #   status     berth status on such a node that is behind berth, while both instances of a berth upgrade serve; some six minutes
 #   all of them if none is given
 #
@@ -64,9 +64,9 @@ on_a_node() { "$root/scripts/cluster.sh" -- bash -euo pipefail -c "$(declare -f 
 
 # shellcheck disable=SC2317
 bridge_there() {
-    local shown="berth bridge -- kubeadm upgrade apply $NEW"
+    local shown="berth bridge -- kubeadm upgrade apply $NEW --yes"
     install "$BERTH" /usr/bin/berth
-    printf '#!/bin/sh\nexec %s "$@" --yes --ignore-preflight-errors all\n' "$PROGRAMS/$NEW/kubeadm" >/usr/bin/kubeadm
+    printf '#!/bin/sh\nexec %s "$@" --ignore-preflight-errors all\n' "$PROGRAMS/$NEW/kubeadm" >/usr/bin/kubeadm
     # As long as it takes anybody.
     unset BERTH_SETTLE
     { echo "\$ $shown" && script --quiet --return --command "stty columns $WIDTH && $shown" /dev/null | sed $'s/\e\\[[0-9;]*m//g; s/\r//'; } >"$PRINTED"
