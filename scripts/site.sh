@@ -32,7 +32,7 @@ make_source() {
     local page
     mkdir -p "$work/src"
     cp -- "$root"/docs/* "$work/src"
-    sed -i -E "s,\]\(\.\./([^)#]*),](${repository//,/\\,}/blob/v$version/\1," "$work/src"/*.md
+    sed -i -E "s,\]\(\.\./([^)#]*),](${repository//,/\\,}/blob/v$version/\1,g" "$work/src"/*.md
     {
         printf '# Summary\n\n[berth](index.md)\n\n'
         grep -oE '\]\([a-z-]+\.md\)' "$root/docs/index.md" | sed -E 's/\]\((.*)\)/\1/' | awk '!seen[$0]++' | while read -r page; do
