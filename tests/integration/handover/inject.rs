@@ -87,11 +87,9 @@ fn the_end_of_a_shim_cuts_no_client() {
     eventually("20 clients of the instance alone", || {
         (count_injected(&first) == 20).then_some(())
     });
-    let status = first.status();
-    assert_eq!(
-        (status.connections_open, status.connections_injected),
-        (0, 20)
-    );
+    first.until("20 open sockets that were passed", |status| {
+        (status.connections_open, status.connections_injected) == (0, 20)
+    });
     let line = "the apiserver gets clients' sockets; 20 of these connections are open";
     has_all(&node.ask_shims(&["status"]).1, &[line]);
     first.running.kill();
