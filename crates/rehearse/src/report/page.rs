@@ -79,10 +79,6 @@ fn describe_result(ran: &Ran) -> String {
     }
 }
 
-fn verdict_words(ran: &Ran) -> String {
-    format::capitalize(ran.describe_verdict())
-}
-
 /// Returns the CSS class for the colour of a verdict.
 fn verdict_class(ran: &Ran) -> &'static str {
     match ran.verdict {
@@ -124,7 +120,7 @@ fn render_comparison(made: &[(&Run, &Ran)]) -> String {
         format!(
             "<th scope=\"col\">{way}<small class=\"{}\">{}</small></th>",
             verdict_class(ran),
-            verdict_words(ran)
+            format::capitalize(ran.describe_verdict())
         )
     };
     let headings: String = made.iter().map(heading).collect();
