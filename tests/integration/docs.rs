@@ -81,14 +81,18 @@ fn plain_path(path: &Path) -> PathBuf {
     plain
 }
 
+/// Returns the targets of the links in a text.
+fn links_in(text: &str) -> impl Iterator<Item = &str> {
+    let links = text.split("](").skip(1);
+    links.filter_map(|rest| rest.split(')').next())
+}
+
 #[test]
 fn links_lead_somewhere() {
     let documents = read_documents();
     let (mut broken, mut seen) = (Vec::new(), 0);
     for (path, text) in &documents {
-        let links = lines_of_prose(text)
-            .flat_map(|line| line.split("](").skip(1))
-            .filter_map(|rest| rest.split(')').next());
+        let links = lines_of_prose(text).flat_map(links_in);
         for link in links.filter(|link| !link.contains("://")) {
             seen += 1;
             let (file, anchor) = link
@@ -250,11 +254,7 @@ fn find_figures_elsewhere(
 ) -> Vec<String> {
     let mut wrong = Vec::new();
     for sentence in sentences_of(page) {
-        let targets = sentence
-            .split("](")
-            .skip(1)
-            .filter_map(|rest| rest.split(')').next());
-        let sections: Vec<_> = targets
+        let sections: Vec<_> = links_in(&sentence)
             .filter_map(|target| target.split_once('#'))
             .filter_map(|(file, anchor)| sections(file, anchor))
             .collect();
