@@ -82,7 +82,8 @@ check_links "$work/book"
 mkdir -p -- "$output"
 rm -rf -- "${output:?}/$version"
 mv -- "$work/book" "$output/$version"
-newest=$(find "$output" -mindepth 1 -maxdepth 1 -type d -name '[0-9]*' -printf '%f\n' | sort -V | tail -n 1)
+readarray -t versions < <(find "$output" -mindepth 1 -maxdepth 1 -type d -name '[0-9]*' -printf '%f\n' | sort -rV)
+newest=${versions[0]}
 cat >"$output/index.html" <<EOF
 <!doctype html>
 <html lang="en">
@@ -90,7 +91,7 @@ cat >"$output/index.html" <<EOF
 <meta http-equiv="refresh" content="0; url=$newest/">
 <title>berth</title>
 <a href="$newest/">berth $newest</a>
-$(find "$output" -mindepth 1 -maxdepth 1 -type d -name '[0-9]*' -printf '%f\n' | sort -rV | sed 's,.*,<a href="&/">&</a>,')
+$(printf '%s\n' "${versions[@]}" | sed 's,.*,<a href="&/">&</a>,')
 </html>
 EOF
 say "$output/$version"
