@@ -23,7 +23,7 @@ pub(super) fn list_mistakes(parsed: &ParsedOptions) -> Vec<String> {
         ParsedOptions::Wrong(why) => return vec![why.clone()],
         ParsedOptions::Unseen => return Vec::new(),
     };
-    // Leave out `--cluster`: another check reads its kubeconfig.
+    // Leave out `--cluster`: another check reads that option's kubeconfig.
     let checked = match &**command {
         PodCommand::Serve(serve) => {
             let mut serve = serve.clone();

@@ -126,8 +126,8 @@ pub struct Facts {
     pub sibling: bool,
     /// True if a thread that relays connections does not respond.
     pub blocked: bool,
-    /// The instances for which this shim keeps Leases: its own one, or for a node shim all that
-    /// have no shim of their own.
+    /// The instances for which this shim keeps Leases: the shim's own instance, or for a node shim
+    /// every instance without a shim.
     pub instances: Vec<RepresentedInstance>,
 }
 

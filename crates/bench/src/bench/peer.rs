@@ -22,7 +22,8 @@ const START_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause between two attempts to get something from a peer that starts.
 const RETRY_PAUSE: Duration = Duration::from_micros(200);
 
-/// Addresses on which relays listen, and on which berth serves metrics. Both use the same port.
+/// Addresses on which relays listen, and on which berth serves metrics. Relays and metrics
+/// use the same port number.
 const PEER_ADDRESS: Ipv4Addr = Ipv4Addr::new(127, 0, 3, 1);
 const ADMIN_ADDRESS: Ipv4Addr = Ipv4Addr::new(127, 0, 4, 1);
 

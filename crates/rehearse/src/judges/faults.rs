@@ -759,7 +759,7 @@ mod tests {
             );
         }
         // A request that is due within 0.5 s after the fault may have got a part of its answer
-        // before the fault. Then the other instance need not answer it.
+        // before the fault. The other instance need not answer such a request.
         let in_time = "1 new connections that waited were not answered by the other instance within 3s after the fault was noticed";
         for (by, due, done, wanted) in [
             (NEW, 1_400, 9_000, &[][..]),
